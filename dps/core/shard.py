@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dps.core.blocks import Empty, ShardLayout, all_finite
+from dps.core.filters.encoding import widened
 from dps.core.functions import Function, carried_out, changed_buffer
 from dps.core.rules.rule import UpdateRule, by_rows, factor, factor_at, is_per_array, rule_for
 from dps.core.rules.wrappers import check_base, compensated
@@ -25,12 +26,12 @@ from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 CHUNK_BYTES = 1 << 20
 
 # Calls a function with each item. Items do not depend on one another, so any order will do.
-Each = Callable[[Callable[[Any], None], Sequence[Any]], None]
+Each = Callable[[Callable[[Any], object], Sequence[Any]], None]
 # Returns the factor on the learning rate of a rule in one step.
 Scale = Callable[[UpdateRule], float]
 
 
-def in_turn(work: Callable[[Any], None], items: Sequence[Any]) -> None:
+def in_turn(work: Callable[[Any], object], items: Sequence[Any]) -> None:
     """Call a function with one item after the other."""
     for item in items:
         work(item)
@@ -244,9 +245,9 @@ class StateMachine:
             # refers to the new buffers yet, so nothing was applied. A diverging run shows in its
             # results. The setting is each thread's own.
             with np.errstate(over="ignore", invalid="ignore"):
-                _check_chunk(self.layout, op, chunk)
+                gradient = _checked(self.layout, op, chunk)
                 _, new = chunk.rule.step(
-                    chunk.of(state.values), chunk.gradient, old, t, scale, chunk.of(values)
+                    chunk.of(state.values), gradient, old, t, scale, chunk.of(values)
                 )
             for name, slot in slots.items():  # some may belong to the rules of other arrays
                 chunk.of(slot)[:] = new.get(name, old[name])
@@ -316,7 +317,7 @@ def _held(state: ShardState, op: Operation) -> Step:
 def check_gradient(layout: ShardLayout, op: Operation, each: Each = in_turn) -> None:
     """Refuse a gradient of the wrong size, or with NaN or infinity in it, naming the array."""
     check_base(op)
-    each(partial(_check_chunk, layout, op), list(_chunks(layout, op)))
+    each(partial(_checked, layout, op), list(_chunks(layout, op)))
     _check_rows(layout, op)
 
 
@@ -343,7 +344,7 @@ class _Chunk(NamedTuple):
     end: int
     dtype: str
     row: int  # number of elements of one of its rows; 0: it is no matrix
-    gradient: np.ndarray
+    part: np.ndarray  # of the gradient, as it is in the operation
     rule: UpdateRule | None
 
     def of(self, buffer: np.ndarray) -> np.ndarray:
@@ -355,15 +356,19 @@ def _shaped(part: np.ndarray, dtype: str, row: int) -> np.ndarray:
     return flat.reshape(-1, row) if row else flat
 
 
-def _check_chunk(layout: ShardLayout, op: Operation, chunk: _Chunk) -> None:
-    if not all_finite(chunk.gradient):
-        wrong = int(np.flatnonzero(~np.isfinite(chunk.gradient))[0])
-        byte = chunk.begin + wrong * chunk.gradient.itemsize
+def _checked(layout: ShardLayout, op: Operation, chunk: _Chunk) -> np.ndarray:
+    """Return the gradient of a chunk, which must be finite."""
+    part = widened(chunk.part) if chunk.part.dtype == np.uint16 else chunk.part
+    gradient = _shaped(part, chunk.dtype, chunk.row)
+    if not all_finite(gradient):
+        wrong = int(np.flatnonzero(~np.isfinite(gradient))[0])
+        byte = chunk.begin + wrong * gradient.itemsize
         name = next(p.block.name for p in layout.pieces if p.offset <= byte < p.end)
         raise NonFiniteGradient(
             f"update {op.id}: the gradient of {name!r} holds NaN or infinity; "
             "nothing of this update was applied"
         )
+    return gradient
 
 
 def _gaps(layout: ShardLayout, chunks: Sequence[_Chunk]) -> Iterator[slice]:
@@ -380,7 +385,9 @@ def _chunks(layout: ShardLayout, op: Operation, rule: UpdateRule | None = None) 
         return  # a gradient of rows of tables alone
     stretches = _stretches(layout, op, rule)
     expected = sum(end - begin for begin, end, *_ in stretches)
-    if op.gradient is None or op.codec or op.gradient.nbytes != expected:
+    is_halves = op.gradient is not None and op.gradient.dtype == np.uint16
+    covered = 4 if is_halves else 1  # bytes of the shard for each item
+    if op.gradient is None or op.codec or op.gradient.size * covered != expected:
         size = 0 if op.gradient is None else op.gradient.nbytes
         raise ShapeMismatch(f"update {op.id}: {size} bytes of gradient, expected {expected}")
     at = 0
@@ -389,8 +396,8 @@ def _chunks(layout: ShardLayout, op: Operation, rule: UpdateRule | None = None) 
         most = max(1, CHUNK_BYTES // unit) * unit
         for begin in range(first, last, most):
             end = min(begin + most, last)
-            gradient = _shaped(op.gradient[at : at + end - begin], dtype, row)
-            yield _Chunk(begin, end, dtype, row, gradient, own)
+            part = op.gradient[at // covered : (at + end - begin) // covered]
+            yield _Chunk(begin, end, dtype, row, part, own)
             at += end - begin
 
 

@@ -63,7 +63,8 @@ class Operation(NamedTuple):
     based_on: int = 0  # version of the weights that the gradient was computed from
     based_at: float = 0.0  # their time, in seconds since the Unix epoch
     pieces: tuple[int, ...] = ()  # indices of the pieces that the gradient covers; empty: all
-    gradient: np.ndarray | None = None  # uint8 buffer of them, encoded as in `codec`, if any
+    # uint8 buffer of them, encoded as in `codec`, if any; or (see `as_halves`) uint16.
+    gradient: np.ndarray | None = None
     replayed: bool = False  # whether it was buffered during an outage
     scale: float = 1.0  # factor on the learning rate; only replay policies reduce it
     # Further updates whose gradients are summed into this one: id, `based_on`, `based_at`.

@@ -23,6 +23,7 @@ from lz4 import block
 from dps.core.blocks import ShardLayout
 from dps.core.filters.encoding import (
     Section,
+    as_halves,
     assembled,
     decoded,
     nbytes_of_keys,
@@ -54,6 +55,11 @@ def packed(op: Operation, lossless: Sequence[bool]) -> Operation:
 def dense(layout: ShardLayout, op: Operation) -> Operation:
     """Return the operation with its gradient as numbers; entries that were not sent are 0."""
     return decoded(layout, _unpacked(layout, op)) if op.codec else op
+
+
+def applicable(layout: ShardLayout, op: Operation) -> Operation:
+    """Return the operation with its gradient in a form that a step takes."""
+    return (as_halves(layout, op) or dense(layout, op)) if op.codec else op
 
 
 def decoded_bytes(layout: ShardLayout, op: Operation) -> int:

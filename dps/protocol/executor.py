@@ -39,7 +39,7 @@ class Cores:
         self.count = count or min(MOST_CORES, available_cores())
         self._helpers = ThreadPoolExecutor(max(1, self.count - 1), "dps-core")
 
-    def each(self, work: Callable[[T], None], items: Sequence[T]) -> None:
+    def each(self, work: Callable[[T], object], items: Sequence[T]) -> None:
         """Call `work` with every item; the items do not depend on one another.
 
         Raises the error of the first item that fails, as if they had been done in turn. No thread

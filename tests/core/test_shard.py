@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dps.core.filters.chain import Outbox, checked
+from dps.core.filters.filter import Quantise
 from dps.core.rules.proximal import FTRL, L1, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
+from dps.core.rules.wrappers import PerArray
 from dps.core.shard import CHUNK_BYTES, ShardState, StateMachine, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.protocol import wire
+from dps.protocol.compression import applicable, dense
 from tests.support.builders import Model, join, leave
 from tests.support.worlds import same_state
 
@@ -165,6 +169,31 @@ def test_cutting_a_step_into_chunks_changes_no_bit(rule: UpdateRule) -> None:
     assert {n: model.arrays(s)["w"].tobytes() for n, s in state.slots.items()} == {
         n: s.tobytes() for n, s in slots.items()
     }
+
+
+@pytest.mark.parametrize("names", ["w", "b", "wb"])
+@pytest.mark.parametrize("rule", [*RULES, PerArray([("w", Adam(0.1)), ("b", RULE)])], ids=str)
+def test_a_gradient_in_bf16_is_applied_as_if_it_were_decoded(rule: UpdateRule, names: str) -> None:
+    random = np.random.default_rng(0)
+    sizes = {"w": CHUNK_BYTES // 4 + 78, "b": 3}
+    model = Model.of(**{name: np.zeros(size, np.float32) for name, size in sizes.items()})
+    (layout,) = model.layout.shards
+    outbox = Outbox(model.layout, 0, checked({"*": [Quantise("bf16")]}, sizes, rule))
+    of = {name: random.standard_normal(sizes[name]).astype(np.float32) for name in names}
+    op = outbox.prepared(model.gradient("a", 1, of=of), None).operation
+    given = applicable(layout, op)
+    assert given.gradient is not None
+    assert given.gradient.dtype == np.uint16
+    assert same_state(
+        model.apply(rule, model.state(rule), given).state,
+        model.apply(rule, model.state(rule), dense(layout, op)).state,
+    )
+    given.gradient[-2] = 0x7F80  # infinity
+    with pytest.raises(NonFiniteGradient, match=f"the gradient of '{names[-1]}' holds NaN"):
+        model.apply(rule, model.state(rule), given)
+    short = given._replace(gradient=given.gradient[1:])
+    with pytest.raises(ShapeMismatch, match="bytes of gradient, expected"):
+        model.apply(rule, model.state(rule), short)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

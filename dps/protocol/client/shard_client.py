@@ -37,7 +37,7 @@ from dps.errors import (
 )
 from dps.protocol import messages as msg
 from dps.protocol.client.read_point import Copy, ShardRead
-from dps.protocol.compression import KnownKeys, decoded_bytes, dense
+from dps.protocol.compression import KnownKeys, applicable, decoded_bytes
 from dps.protocol.executor import offload
 from dps.protocol.transport import Endpoint
 
@@ -247,7 +247,9 @@ class ShardClient:
             return None
         if op.kind == "gradient":  # no shard checks it now, and it could keep one from recovering
             nbytes = decoded_bytes(self._layout, op)
-            await offload(lambda: check_gradient(self._layout, dense(self._layout, op)), nbytes)
+            await offload(
+                lambda: check_gradient(self._layout, applicable(self._layout, op)), nbytes
+            )
         if is_here:
             copied = await offload(op.copied, op.nbytes)  # the arrays may be the caller's
             self._client.may_go_on()  # a worker that has ended sends no buffered gradients

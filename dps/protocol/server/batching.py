@@ -15,7 +15,7 @@ from dps.core.replay import summed
 from dps.core.shard import Step, check_gradient, is_duplicate, is_evicted, is_superseded
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, Evicted, NonFiniteGradient
-from dps.protocol.compression import decoded_bytes, dense
+from dps.protocol.compression import applicable, decoded_bytes
 from dps.protocol.executor import offload
 from dps.protocol.messages import Waiting
 from dps.protocol.tasks import Tasks
@@ -50,7 +50,7 @@ class Batching:
         if op.kind == "gradient" and self._is_awaited(op.id):
 
             def check() -> None:
-                check_gradient(self._layout, dense(self._layout, op), self._replica.node.each)
+                check_gradient(self._layout, applicable(self._layout, op), self._replica.node.each)
 
             await offload(check, decoded_bytes(self._layout, op))
         if not self._is_awaited(op.id):

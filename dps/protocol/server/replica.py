@@ -33,7 +33,7 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Applied, Promoted, Replayed, ReplicaAdded
 from dps.protocol import messages as msg
-from dps.protocol.compression import decoded_bytes, dense
+from dps.protocol.compression import applicable, decoded_bytes, dense
 from dps.protocol.executor import offload
 from dps.protocol.server.batching import Batching, evicted
 from dps.protocol.server.commit_log import CommitLog, Waiters
@@ -201,7 +201,7 @@ class Replica:
         machine, state = self._machine, self.state
 
         def work() -> Step:
-            return machine.apply(state, dense(self._layout, op))
+            return machine.apply(state, applicable(self._layout, op))
 
         if op.kind == "apply":  # a function may take any time
             step = await asyncio.get_running_loop().run_in_executor(None, work)
