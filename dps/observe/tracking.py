@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import count
 from os import PathLike, fspath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -28,6 +28,8 @@ from dps.core.ranges import refused, shown
 from dps.errors import ConfigurationError, DpsError, StoreUnavailable
 from dps.events import Failover
 from dps.observe.history import History, Number
+
+T = TypeVar("T")
 
 BATCH = 1000  # the most metrics that MLflow takes at once
 MOST_WAITING = 1_000_000  # numbers
@@ -203,10 +205,11 @@ def check_sqlite(uri: str) -> None:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("CREATE TABLE dps_probe (x)")
             connection.rollback()
-    except sqlite3.OperationalError as error:
-        missing = "unable to open" in str(error) and not os.path.exists(path)
+    except sqlite3.OperationalError:
+        missing, folder = not os.path.exists(path), os.path.dirname(path) or "."
+        effective = os.access in os.supports_effective_ids
         # MLflow creates a missing database.
-        if not (missing and os.access(os.path.dirname(path) or ".", os.W_OK)):
+        if not (missing and os.access(folder, os.W_OK, effective_ids=effective)):
             raise
 
 
@@ -229,20 +232,24 @@ def _reach(uri: str) -> None:
 
 def in_time(work: Callable[[], None], seconds: float = ANSWER_SECONDS) -> None:
     """Call a function in another thread; raise `TimeoutError` after `seconds`."""
-    done: Future[None] = Future()
+    try:
+        beside(work).result(seconds)
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {seconds:g} s") from error
+
+
+def beside(work: Callable[[], T]) -> Future[T]:
+    """Call a function in another thread, which no end of the process waits for."""
+    done: Future[T] = Future()
 
     def do() -> None:
         try:
-            work()
-            done.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - raised below
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised by the future
             done.set_exception(error)
 
     threading.Thread(target=do, name="dps-mlflow-asks", daemon=True).start()
-    try:
-        done.result(seconds)
-    except TimeoutError as error:
-        raise TimeoutError(f"no answer within {seconds:g} s") from error
+    return done
 
 
 # -- streaming -------------------------------------------------------------------------------------

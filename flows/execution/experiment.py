@@ -7,13 +7,19 @@ only, so both can be made again at any time, and an outage of MLflow's server lo
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dps.errors import StoreUnavailable
+from dps.observe.tracking import beside
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand, in_blocks
 from flows.execution.attempt import (
@@ -42,7 +48,7 @@ from flows.statistics.finished import (
     read_finished,
     with_effects,
 )
-from flows.tracking.store import Refused
+from flows.tracking.store import Refused, check_default, prepare_mlflow
 from flows.tracking.tracker import Delivered, Tracker, deliver
 
 if TYPE_CHECKING:
@@ -138,7 +144,6 @@ def run_experiment(
             recorded = [trial for trial in trials if trial.name in known]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
             check_datasets(trials)
-            # Beside MLflow, which takes seconds to import and to open.
             runner.start([trial for trial in in_order if trial.name not in known])
             books = _Books(folder, here, store, view.say)
             # What belongs to the experiment is noted when nothing can refuse it any more. Records
@@ -153,8 +158,6 @@ def run_experiment(
             asked = Questions(claims=experiment.claims, comparison=experiment.comparison)
             write_questions(folder, asked)
             write_configuration(folder, written)
-            for done in known.values():
-                books.enter(done)
             claimed = fixed(experiment.claims, len(experiment.seeds))
             ended = dict(known)
             to_run = _attempts(
@@ -181,7 +184,11 @@ def run_experiment(
 
 
 class _Books:
-    """What is made of the records: a run in MLflow for each, and in the end the report."""
+    """What is made of the records: a run in MLflow for each, and in the end the report.
+
+    The store of the working directory is opened beside the first trial. One that is named is opened
+    first, because its name may be wrong.
+    """
 
     def __init__(
         self, folder: Path, here: Path, store: str | None, say: Callable[[str], None]
@@ -190,13 +197,34 @@ class _Books:
         self._place = here, store
         self._say = say
         # None after its first failure: the trials go on, and all is written at the end.
-        self._tracker: Tracker | None = Tracker(folder.name, here, store)
+        self._tracker: Tracker | Future[Tracker] | None
+        if store is None:
+            check_default(here)
+            prepare_mlflow()  # in this thread, which also changes the environment
+            self._tracker = beside(self._open_beside)
+        else:
+            self._tracker = self._open()
+
+    def _open(self) -> Tracker:
+        return Tracker(self._folder.name, *self._place)
+
+    def _open_beside(self) -> Tracker:
+        if sys.platform == "linux":  # where a thread has a priority: the trial has the processors
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        tracker = self._open()
+        import_module("matplotlib.figure")  # for the report: as good a time as any
+        return tracker
+
+    def _opened(self) -> Tracker | None:
+        if isinstance(self._tracker, Future):
+            self._tracker = self._tracker.result()
+        return self._tracker
 
     def enter(self, done: Finished) -> None:
         """Track a trial."""
         try:
-            if self._tracker is not None:
-                self._tracker.track_trial(done)
+            if (tracker := self._opened()) is not None:
+                tracker.track_trial(done)
         except Refused:
             pass  # until the end, where it is reported
         except StoreUnavailable as error:
@@ -210,6 +238,7 @@ class _Books:
         report = write_report(self._folder, self._folder / REPORT, prices, recorded=recorded)
         delivered: Delivered | None = None
         try:
+            self._opened()
             delivered = deliver(self._folder, *self._place, done, True, self._say)
         except StoreUnavailable as error:
             if self._tracker is not None:

@@ -7,10 +7,11 @@ import os
 import secrets
 import sqlite3
 from contextlib import suppress
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 from dps.errors import DpsError
-from dps.observe.tracking import SQLITE, store_errors
+from dps.observe.tracking import SQLITE, check_sqlite, store_errors
 from flows.files import scratch_path, write_whole
 
 REQUEST_SECONDS = 15  # MLflow takes whole ones only
@@ -42,24 +43,36 @@ def prepare_mlflow() -> None:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
-def create_database(path: Path) -> None:
-    """Create MLflow's database under another name first, so that it is there whole or not at all.
+def check_default(folder: Path) -> None:
+    """Raise `StoreUnavailable` if a working directory's store is damaged or cannot be written."""
+    uri = default_uri(folder)
+    with store_errors(uri):
+        Path(uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+        check_sqlite(uri)
 
-    An interruption between two of its many tables would leave a database that MLflow refuses.
+
+def create_database(folder: Path) -> None:
+    """Create the store of a working directory elsewhere first, so that it is there whole or not.
+
+    An interruption between two of MLflow's many tables would leave a database that it refuses.
     """
+    check_default(folder)
+    uri = default_uri(folder)
+    path = Path(uri.removeprefix(SQLITE))
     if path.exists():
         return
     from mlflow import MlflowClient
     from sqlalchemy import Engine, event
 
-    with store_errors(f"{SQLITE}{path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = scratch_path(path)
-        event.listen(Engine, "connect", _without_sync)
+    made = Path(get_temp_dir()) / f"{secrets.token_hex(8)}.db"  # removed however this process ends
+    scratch = scratch_path(path)
+    event.listen(Engine, "connect", _without_sync)
+    with store_errors(uri):
         try:
-            scratch.touch()  # raises at once where MLflow would retry for minutes
-            MlflowClient(f"{SQLITE}{scratch}").search_experiments(max_results=1)
-            with scratch.open("rb") as file:
+            MlflowClient(f"{SQLITE}{made}").search_experiments(max_results=1)
+            with scratch.open("xb") as file:
+                file.write(made.read_bytes())
+                file.flush()
                 os.fsync(file.fileno())
             with suppress(FileExistsError):  # another process was quicker: its database is as good
                 os.link(scratch, path)

@@ -19,7 +19,6 @@ import numpy as np
 from dps.errors import DpsError
 from dps.observe.history import EVALUATOR, numbers_of
 from dps.observe.tracking import (
-    SQLITE,
     TAG_LENGTH,
     Point,
     Writer,
@@ -95,7 +94,7 @@ class Tracker:
         prepare_mlflow()
         self.uri, artifacts = uri or default_uri(folder), None
         if uri is None:
-            create_database(Path(self.uri.removeprefix(SQLITE)))
+            create_database(folder)
             artifacts = (folder.resolve() / "mlruns" / "artifacts").as_uri()
         self._name = experiment
         self.written = 0

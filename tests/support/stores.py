@@ -22,6 +22,5 @@ def with_store(here: Path) -> Path:
 def _empty() -> bytes:
     prepare_mlflow()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "mlflow.db"
-        create_database(path)
-        return path.read_bytes()
+        create_database(Path(folder))
+        return (Path(folder) / "mlruns" / "mlflow.db").read_bytes()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socketserver
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +44,26 @@ def test_an_experiment_deleted_meanwhile_is_no_refusal(
     assert children(tmp_path) == sorted(NAMES)
 
 
+@pytest.mark.slow
+def test_a_store_that_only_mlflow_refuses_keeps_no_trial_from_running(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    path = tmp_path / "mlruns" / "mlflow.db"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        database.execute("INSERT INTO alembic_version VALUES ('of the next century')")
+        database.commit()
+    runner = ToyRunner()
+    done, told = go(experiment, tmp_path, runner)
+    assert runner.ran == ORDER
+    assert done.report.exists()
+    assert not done.tracked
+    assert told.count("cannot be used") == 1
+    assert "The trials continue; runs are written to it at the end." in told
+    assert "dps sync demo" in told
+
+
 # -- a store of artifacts that fails as it likes -------------------------------------------------
 
 
@@ -68,7 +90,7 @@ def test_an_artifact_store_that_fails_does_not_end_the_grid(
     experiment: ExperimentConfig, tmp_path: Path, artifacts: str
 ) -> None:
     prepare_mlflow()
-    create_database(tmp_path / "mlruns" / "mlflow.db")
+    create_database(tmp_path)
     MlflowClient(default_uri(tmp_path)).create_experiment("dps/demo", artifacts)
     runner = ToyRunner()
     done, told = go(experiment, tmp_path, runner)
