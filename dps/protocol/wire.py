@@ -1,4 +1,4 @@
-"""The wire format of messages: a JSON header and the arrays, without pickle.
+"""The wire format of messages: a header in MessagePack and the arrays, without pickle.
 
 A message is a frozen dataclass of plain values, tuples, dicts, arrays and other such dataclasses.
 It is sent as a list of numpy arrays: first the header as bytes, then each array as it is, so that
@@ -9,13 +9,14 @@ an entry point of an installed package.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import Any
 
+import msgpack
 import numpy as np
 
 from dps import errors
@@ -31,14 +32,17 @@ Frames = list[np.ndarray]
 # The groups of entry points by which packages register classes.
 GROUPS = ("dps.durabilities", "dps.filters", "dps.rules")
 
-_TYPES: dict[str, type] = {}
+_TYPES: dict[str, type] = {
+    name: each
+    for name, each in vars(errors).items()
+    if isinstance(each, type) and issubclass(each, DpsError)
+}
+# The key of a map that stands for an array, by the number of its frame, or for an object, by the
+# name of its class and its values. No other map may have it.
+MARK = "\0"
 # Functions that return a message's values in the order of its fields, by type.
 _VALUES: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
 _NBYTES = attrgetter("nbytes")
-_PLAIN = (str, int, float, bool, type(None))
-_EXACTLY_PLAIN = frozenset(_PLAIN)
-# Made once: `json.dumps` makes an encoder for each call with other options than its defaults.
-_JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def message(cls: type) -> type:
@@ -83,13 +87,22 @@ for _cls in (
 def encode(value: Any) -> Frames:
     """Return the frames of a message, or of a `DpsError` to raise at the other end."""
     arrays: Frames = []
-    header = _JSON.encode(_plain(value, arrays)).encode()
+    # Strict, because a tuple must not be sent in the place of a named one.
+    header = msgpack.packb(
+        value, default=partial(_parts, arrays), strict_types=True, unicode_errors="surrogatepass"
+    )
     return [np.frombuffer(header, np.uint8), *arrays]
 
 
 def decode(frames: Frames) -> Any:
     """Return the message of these frames, or raise the error that they hold."""
-    value = _rebuilt(json.loads(frames[0].tobytes().decode()), frames)
+    value = msgpack.unpackb(
+        frames[0].data,
+        object_hook=partial(_rebuilt, frames),
+        use_list=False,
+        strict_map_key=False,
+        unicode_errors="surrogatepass",
+    )
     if isinstance(value, DpsError):
         raise value
     return value
@@ -100,53 +113,38 @@ def size(frames: Frames) -> int:
     return sum(map(_NBYTES, frames))
 
 
-def _plain(value: Any, arrays: Frames) -> Any:
+def _parts(arrays: Frames, value: Any) -> Any:
+    """Return what stands for a value that MessagePack does not know."""
     kind = type(value)
-    if kind in _EXACTLY_PLAIN:
-        return value
     values = _VALUES.get(kind)
     if values is not None:
-        # Most values are plain, and a call for each would take longer than all the rest.
-        parts = [v if type(v) in _EXACTLY_PLAIN else _plain(v, arrays) for v in values(value)]
-        return {"@": kind.__name__, "v": parts}
-    if kind is tuple or kind is list:  # a named tuple that is not registered is refused
-        return [_plain(v, arrays) for v in value] if value else []
+        return {MARK: [kind.__name__, *values(value)]}
+    if kind is tuple:
+        return list(value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         arrays.append(value)
-        return {"$": len(arrays)}
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, dict):
-        return {"%": [[_plain(k, arrays), _plain(v, arrays)] for k, v in value.items()]}
+        return {MARK: len(arrays)}
+    for plain in (str, int, float):
+        if isinstance(value, plain):
+            return plain(value)
     if isinstance(value, DpsError):
         known = next(c for c in kind.__mro__ if getattr(errors, c.__name__, None) is c)
-        return {"!": known.__name__, "v": str(value)}
+        return {MARK: [known.__name__, str(value)]}
     if kind in _registered(kind.__name__):
         message(kind)
-        return _plain(value, arrays)
+        return _parts(arrays, value)
     raise TypeError(
         f"{kind.__name__} is not registered to cross the wire: decorate it with "
         "dps.protocol.wire.message, or install the package that has an entry point for it"
     )
 
 
-def _rebuilt(value: Any, frames: Frames) -> Any:
-    kind = type(value)  # JSON makes no subclasses
-    if kind is list:
-        return tuple([_rebuilt(v, frames) for v in value]) if value else ()
-    if kind is not dict:
+def _rebuilt(frames: Frames, value: dict[Any, Any]) -> Any:
+    """Return what a map stands for, whose parts are whole."""
+    if MARK not in value:
         return value
-    if "@" in value:
-        parts = [v if type(v) in _EXACTLY_PLAIN else _rebuilt(v, frames) for v in value["v"]]
-        return _type(value["@"])(*parts)
-    if "$" in value:
-        return frames[value["$"]]
-    if "%" in value:
-        return {_rebuilt(k, frames): _rebuilt(v, frames) for k, v in value["%"]}
-    cls = getattr(errors, str(value["!"]), None)
-    if isinstance(cls, type) and issubclass(cls, DpsError):
-        return cls(str(value["v"]))
-    raise ConfigurationError(f"{value['!']!r} is no error of this version of dps: {value['v']}")
+    parts = value[MARK]
+    return frames[parts] if type(parts) is int else _type(parts[0])(*parts[1:])
 
 
 def _type(name: str) -> type:

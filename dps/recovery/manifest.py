@@ -8,6 +8,7 @@ generation, so processes of the earlier group change nothing there.
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from functools import reduce
 from typing import TypeVar
 
 import fsspec
+import msgpack
 import numpy as np
 
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
@@ -114,18 +116,22 @@ class Saved:
 
 
 def as_text(value: object) -> bytes:
-    """Return the text of a message without arrays, with its checksum."""
-    return sealed(encode(value)[0].tobytes().decode()).encode()
+    """Return a message without arrays as JSON, with its checksum."""
+    packed = encode(value)[0].data
+    header = msgpack.unpackb(packed, strict_map_key=False, unicode_errors="surrogatepass")
+    return sealed(json.dumps(header)).encode()
 
 
 def from_text(data: bytes, path: str, kind: type[M], hint: str = "") -> M:
     """Return the message of a file's text; raises `CheckpointCorrupt`, with a hint."""
     try:
-        value = decode([np.frombuffer(unsealed(data), np.uint8)])
+        header = json.loads(unsealed(data))
+        packed = msgpack.packb(header, unicode_errors="surrogatepass")
+        value = decode([np.frombuffer(packed, np.uint8)])
         if not isinstance(value, kind):
             raise ValueError("it is of another kind")
         return value
-    except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
         reason = in_a_line(str(error))
         if isinstance(error, ConfigurationError):  # such as an update rule that is not registered
             raise ConfigurationError(f"{path}: {reason}") from error
@@ -138,7 +144,7 @@ def must_be_known(what: str, choice: object) -> None:
     """Raise `ConfigurationError` if an update rule or filters are not registered for the wire."""
     try:
         encode(choice)
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise ConfigurationError(
             f"{what}={choice!r} cannot be kept beside checkpoints: {error}. Make it a frozen "
             "dataclass of plain values and decorate it with dps.protocol.wire.message"

@@ -9,11 +9,15 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import numpy as np
 from hypothesis import strategies as st
 
+from dps.protocol.wire import MARK
+
+TEXT = st.text(max_size=5).filter(lambda text: text != MARK)
+WHOLE = st.integers(-(2**63), 2**63 - 1)
 DTYPES = ("float32", "float64")
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    st.none() | st.booleans() | WHOLE | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner),
     max_leaves=8,
 )
 
@@ -70,8 +74,8 @@ _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     Any: json_values,
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
-    int: st.integers(),
-    str: st.text(max_size=5),
+    int: WHOLE,
+    str: TEXT,
     type(None): st.none(),
     np.ndarray: arrays(),
 }

@@ -20,7 +20,7 @@ from dps.core.functions import CALLS
 from dps.core.names import STORE_ROLES
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import UpdateId
-from dps.errors import NotServing
+from dps.errors import DpsError, NotServing
 from dps.events import (
     CheckpointRefused,
     CheckpointWritten,
@@ -36,7 +36,7 @@ from dps.events import (
 )
 from dps.protocol import wire
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.messages import Renewed, RenewLease, Restore, Table, View
+from dps.protocol.messages import Renewed, RenewLease, Restore, Table, View, Waiting
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
 from dps.protocol.server.shard_server import ShardServer
@@ -412,8 +412,11 @@ class Auditor:
         newer = view.serving and view.epoch > request.epoch
         if not newer or any(process.address == member.address for member in view.chain):
             return
-        header = reply[0].tobytes()
-        if not header.startswith((b'{"!"', b'{"@":"Waiting')):  # refused, or not yet
+        try:
+            waits = isinstance(self._world.network.courier.decode(reply), Waiting)
+        except DpsError:
+            return  # refused
+        if not waits:
             what = f"{type(request).__name__} (shard {request.shard}, epoch {request.epoch})"
             text = f"{process.address} answered {what}, but is out since epoch {view.epoch}"
             self._world.network.report(Violation("answered without a lease", text))
