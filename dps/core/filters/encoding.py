@@ -121,8 +121,7 @@ def decoded(layout: ShardLayout, op: Operation) -> Operation:
         return op
     chosen = stretches(layout, op.pieces)
     _require(op, len(chosen) == len(op.codec))
-    are_whole = all(part.entries < 0 for part in op.codec)
-    gradient = (np.empty if are_whole else np.zeros)(chosen[-1].end, np.uint8)
+    gradient = np.zeros(chosen[-1].end, np.uint8)
     for stretch, section in zip(chosen, taken_apart(op), strict=True):
         _fill(op, stretch.view(gradient), section)
     return op._replace(gradient=gradient, codec=())
@@ -136,9 +135,9 @@ def as_halves(layout: ShardLayout, op: Operation) -> Operation | None:
     """
     chosen, payload = stretches(layout, op.pieces), op.gradient
     whole = [Encoding(-1, "", "bf16", 0, 2 * stretch.size) for stretch in chosen]
-    if payload is None or op.base is not None or list(op.codec) != whole:
+    if op.base is not None or list(op.codec) != whole or {s.dtype for s in chosen} != {"float32"}:
         return None
-    if any(s.dtype != "float32" for s in chosen) or 2 * payload.nbytes != chosen[-1].end:
+    if payload is None or 2 * payload.nbytes != chosen[-1].end:
         return None
     return op._replace(gradient=payload.view(np.uint16), codec=())
 
@@ -163,23 +162,17 @@ def values_of(section: Section, dtype: str, size: int, out: Array | None = None)
     """Return the values of a section as the shard decodes them, in `out` if that is given."""
     part, form = section.part, section.part.values
     entries = size if part.entries < 0 else part.entries
-    if form == "raw":
-        values: Array = section.values.view(dtype)
-        if out is None:
-            return values
-        out[:] = values
-        return out
+    ends = -(-entries // BUCKET) * np.dtype(dtype).itemsize if form == "int8" else 0
+    scales, rest = section.values[:ends].view(dtype), section.values[ends:]
+    numbers: Array = rest.view({"bf16": np.uint16, "int8": np.int8}.get(form, dtype))
+    if form == "raw" and out is None:
+        return numbers
     out = np.empty(entries, dtype) if out is None else out
-    ends = -(-entries // BUCKET) * out.itemsize if form == "int8" else 0
-    scales = section.values[:ends].view(dtype)
-    numbers = section.values[ends:].view(np.int8 if form == "int8" else np.uint16)
     for at in range(0, entries, BLOCK):
         few, block = numbers[at : at + BLOCK], out[at : at + BLOCK]
+        block[:] = widened(few) if form == "bf16" else few
         if form == "int8":
-            own = scales[at // BUCKET : (at + BLOCK) // BUCKET]
-            np.multiply(few, np.repeat(own, BUCKET)[: few.size], out=block)
-        else:
-            block[:] = widened(few)
+            block *= np.repeat(scales[at // BUCKET : (at + BLOCK) // BUCKET], BUCKET)[: few.size]
     return out
 
 
