@@ -124,9 +124,11 @@ def _parts(arrays: Frames, value: Any) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         arrays.append(value)
         return {MARK: len(arrays)}
-    for plain in (str, int, float):
+    if isinstance(value, str):
+        return str.__str__(value)  # of an Enum, its value
+    for plain in (int, float, dict):
         if isinstance(value, plain):
-            return plain(value)
+            return plain(value)  # type: ignore[arg-type]
     if isinstance(value, DpsError):
         known = next(c for c in kind.__mro__ if getattr(errors, c.__name__, None) is c)
         return {MARK: [known.__name__, str(value)]}

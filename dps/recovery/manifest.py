@@ -116,9 +116,9 @@ class Saved:
 
 
 def as_text(value: object) -> bytes:
-    """Return a message without arrays as JSON, with its checksum."""
+    """Return a message without arrays as JSON, with its checksum; `ValueError` if it has none."""
     packed = encode(value)[0].data
-    header = msgpack.unpackb(packed, strict_map_key=False, unicode_errors="surrogatepass")
+    header = msgpack.unpackb(packed, unicode_errors="surrogatepass")
     return sealed(json.dumps(header)).encode()
 
 
@@ -143,8 +143,8 @@ def from_text(data: bytes, path: str, kind: type[M], hint: str = "") -> M:
 def must_be_known(what: str, choice: object) -> None:
     """Raise `ConfigurationError` if an update rule or filters are not registered for the wire."""
     try:
-        encode(choice)
-    except (TypeError, OverflowError) as error:
+        as_text(choice)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(
             f"{what}={choice!r} cannot be kept beside checkpoints: {error}. Make it a frozen "
             "dataclass of plain values and decorate it with dps.protocol.wire.message"

@@ -28,9 +28,6 @@ from flows.cli.top import status, top
 from flows.cli.tracking import sync, ui
 
 PRIVATE = 0o077  # what nobody but the user may do with a file that is made
-# New objects after which garbage is looked for. Most belong to modules, and last as long as the
-# process: looking at them took a third of the time of the imports.
-GARBAGE = 100_000
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -58,7 +55,6 @@ def main() -> None:
     umask of the shell.
     """
     os.umask(PRIVATE)
-    gc.set_threshold(GARBAGE)
     prepare_process()
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -14,12 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dps.errors import StoreUnavailable
-from dps.observe.tracking import beside
+from dps.errors import DpsError
+from dps.observe.tracking import beside, store_errors
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand, in_blocks
 from flows.execution.attempt import (
@@ -48,7 +47,7 @@ from flows.statistics.finished import (
     read_finished,
     with_effects,
 )
-from flows.tracking.store import Refused, check_default, prepare_mlflow
+from flows.tracking.store import Refused, check_default, default_uri, prepare_mlflow
 from flows.tracking.tracker import Delivered, Tracker, deliver
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
 # takes them a third time, such as a lack of memory or a defect, will hardly spare them a fourth
 # time, and each attempt takes as long as the trial.
 AGAIN = 2
+NICE = 10  # of what opens the tracking store beside a trial: a tenth of the weight of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ def run_experiment(
     ConfigurationError
         The data are missing, or another `dps run` of the experiment is at work here.
     StoreUnavailable
-        The results folder cannot be written, or the tracking store to begin with. If it fails
-        later, the experiment goes on, and what the store lacks is written at the end.
+        The results folder cannot be written, or the tracking store when the run begins. If it
+        fails later, the experiment continues, and what the store lacks is written at the end.
     """
     trials = expand(experiment) if trials is None else trials
     in_order = in_blocks(experiment, trials)
@@ -159,7 +159,7 @@ def run_experiment(
             write_questions(folder, asked)
             write_configuration(folder, written)
             claimed = fixed(experiment.claims, len(experiment.seeds))
-            ended = dict(known)
+            ended, before = dict(known), [*known.values()]
             to_run = _attempts(
                 in_order, known, folder, view, experiment, claimed, runner.parallel, resume
             )
@@ -167,7 +167,9 @@ def run_experiment(
                 events_file = folder / attempt.trial.name / EVENTS_FILE
                 done = read_finished(events_file, prices)
                 view.ended(attempt.trial, done.outcome)
-                books.enter(done)
+                for each in (*before, done):  # the former may be missing after an interruption
+                    books.enter(each)
+                before.clear()
                 ended[attempt.trial.name] = done
         ran = books.close([ended[trial.name] for trial in trials], prices)
         if not ran.tracked:
@@ -200,7 +202,7 @@ class _Books:
         self._tracker: Tracker | Future[Tracker] | None
         if store is None:
             check_default(here)
-            prepare_mlflow()  # in this thread, which also changes the environment
+            prepare_mlflow()  # in this thread, which changes the environment for drivers too
             self._tracker = beside(self._open_beside)
         else:
             self._tracker = self._open()
@@ -209,11 +211,10 @@ class _Books:
         return Tracker(self._folder.name, *self._place)
 
     def _open_beside(self) -> Tracker:
-        if sys.platform == "linux":  # where a thread has a priority: the trial has the processors
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        tracker = self._open()
-        import_module("matplotlib.figure")  # for the report: as good a time as any
-        return tracker
+        if sys.platform == "linux":  # where a thread has a priority: the trial comes first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        with store_errors(default_uri(self._place[0])):
+            return self._open()
 
     def _opened(self) -> Tracker | None:
         if isinstance(self._tracker, Future):
@@ -227,7 +228,7 @@ class _Books:
                 tracker.track_trial(done)
         except Refused:
             pass  # until the end, where it is reported
-        except StoreUnavailable as error:
+        except DpsError as error:
             self._tracker = None
             self._say(f"{error} The trials continue; runs are written to it at the end.")
 
@@ -240,7 +241,7 @@ class _Books:
         try:
             self._opened()
             delivered = deliver(self._folder, *self._place, done, True, self._say)
-        except StoreUnavailable as error:
+        except DpsError as error:
             if self._tracker is not None:
                 self._say(str(error))
         refused = delivered.refused if delivered else ()

@@ -64,7 +64,7 @@ def create_database(folder: Path) -> None:
     from mlflow import MlflowClient
     from sqlalchemy import Engine, event
 
-    made = Path(get_temp_dir()) / f"{secrets.token_hex(8)}.db"  # removed however this process ends
+    made = Path(get_temp_dir()) / f"{secrets.token_hex(8)}.db"  # removed with this process
     scratch = scratch_path(path)
     event.listen(Engine, "connect", _without_sync)
     with store_errors(uri):

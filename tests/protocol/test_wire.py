@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,14 @@ def test_every_message_comes_back_as_it_was(cls: type) -> None:
 def test_values_that_look_like_the_wires_own_marks_come_back_as_they_were() -> None:
     for value in ({"CloseGroup": ()}, {1: 2}, ("CloseGroup",), {"None": ("CloseGroup",)}, "\udcff"):
         assert decode(encode(value)) == value
+
+
+def test_values_of_subclasses_come_back_as_plain_ones() -> None:
+    class Letter(str, Enum):  # noqa: UP042 - whose str() is not its value
+        A = "a"
+
+    values = {"text": Letter.A, "number": np.float64(0.5), "map": defaultdict(int, {1: 2})}
+    assert decode(encode(values)) == {"text": "a", "number": 0.5, "map": {1: 2}}
 
 
 def test_arrays_are_not_copied_on_their_way() -> None:
