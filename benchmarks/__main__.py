@@ -174,6 +174,7 @@ def _torch_row(row: Row) -> dict[str, Any]:
         "bare_seconds": row.bare,
         "replica_seconds": row.replica,
         "share": row.share,
+        "phases": row.phases,
     }
 
 

@@ -2,14 +2,16 @@
 
 One worker trains on one core, or on a CUDA device where there is one. In its process the bare loop
 with torch's own optimizer and the loop on the parameter server take turns in short rounds, so that
-whatever else the machine does meanwhile falls on both; what counts is the ratio within a round.
+whatever else the machine does falls on both; what counts is the ratio within a round. Some further
+steps are profiled in the thread that trains.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from cProfile import Profile
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -31,6 +33,16 @@ ROUNDS = 7
 LEARNING_RATE = 0.01
 VOCABULARY = 512
 MEGABYTE = 1e6
+# What a step consists of, by the file and the name of the function that does it. What is left is
+# the time until filters, transfer and server are done.
+PHASES = {
+    "computing": ("benchmarks/torch.py", "backward"),
+    "gradients to the host": ("dps/torch.py", "collected"),
+    "checking, cutting": ("client/encoder.py", "split"),
+    "weights from the server": ("core/blocks.py", "scatter_into"),
+    "weights to the module": ("dps/torch.py", "load"),
+}
+REST = "filters, transfer, server"
 
 Tell = Callable[[str], None]
 Step = Callable[[], None]
@@ -82,13 +94,17 @@ VARIANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model and variant: seconds of a step in the bare loop and on the server, by round."""
+    """One model and variant: seconds of a step in the bare loop and on the server, by round.
+
+    `phases` are the seconds that the parts of a step take, a little longer for being profiled.
+    """
 
     model: Model
     variant: Variant
     nbytes: int
     bare: Sequence[float]
     replica: Sequence[float]
+    phases: Mapping[str, float]
 
     @property
     def share(self) -> float:
@@ -134,9 +150,10 @@ def timed(model: Model, variant: Variant, rounds: int = ROUNDS) -> Row:
         ) as ps,
     ):
         (future,) = ps.run(partial(_train, model, variant.ahead, rounds + 1), workers=1)
-        turns: list[tuple[float, float]] = future.result()
+        turns, phases = future.result()
     bare, replica = zip(*turns[1:], strict=True)
-    return Row(model, variant, sum(array.nbytes for array in start.values()), bare, replica)
+    nbytes = sum(array.nbytes for array in start.values())
+    return Row(model, variant, nbytes, bare, replica, phases)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -160,6 +177,12 @@ def table(rows: Sequence[Row]) -> str:
         )
     if not any(row.model.device == "cuda" for row in rows):
         lines += ["", "No CUDA device is there: measured on the CPU alone"]
+    lines += ["", "milliseconds of one step, in the thread that trains:"]
+    lines += [f"{'module':<12} {'on':<5} {'strategy':<20} " + "  ".join((*PHASES, REST))]
+    for row in rows:
+        parts = (f"{1e3 * row.phases[name]:>{len(name)}.2f}" for name in (*PHASES, REST))
+        where = f"{row.model.name:<12} {row.model.device:<5} {row.variant.name:<20} "
+        lines.append(where + "  ".join(parts))
     return "\n".join(lines)
 
 
@@ -207,8 +230,10 @@ def _backward(model: Model, module: Any) -> Step:
     return backward
 
 
-def _train(model: Model, ahead: int, rounds: int, worker: Worker) -> list[tuple[float, float]]:
-    """Take turns; return the seconds of a step in the bare loop and on the server, by round."""
+def _train(
+    model: Model, ahead: int, rounds: int, worker: Worker
+) -> tuple[list[tuple[float, float]], dict[str, float]]:
+    """Take turns; return the seconds of a step in the bare loop and on the server, and phases."""
     import torch
 
     import dps.torch
@@ -236,7 +261,25 @@ def _train(model: Model, ahead: int, rounds: int, worker: Worker) -> list[tuple[
         bare = seconds(bare_step, settle, model.calls)
         return bare, seconds(step, replica.drain, model.calls)
 
-    return [both() for _ in range(rounds)]
+    turns = [both() for _ in range(rounds)]
+    return turns, phases_of(step, model.calls)
+
+
+def phases_of(step: Step, calls: int) -> dict[str, float]:
+    """Return the seconds that the parts of a step take on average."""
+    profile = Profile()
+    began = time.perf_counter()
+    for _ in range(calls):
+        profile.runcall(step)
+    whole = time.perf_counter() - began
+    profile.create_stats()
+    taken = dict.fromkeys(PHASES, 0.0)
+    for (file, _, name), (_, _, _, cumulative, _) in profile.stats.items():
+        for phase, (where, what) in PHASES.items():
+            if name == what and file.endswith(where):  # `Encoder.split` calls the function `split`
+                taken[phase] = max(taken[phase], cumulative)
+    taken[REST] = max(0.0, whole - sum(taken.values()))
+    return {phase: total / calls for phase, total in taken.items()}
 
 
 def seconds(step: Step, settle: Step, calls: int) -> float:

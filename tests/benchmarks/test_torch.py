@@ -18,4 +18,7 @@ def test_every_variant_trains(variant: bench.Variant) -> None:
     row = timed(TINY, variant, rounds=2)
     assert len(row.bare) == len(row.replica) == 2
     assert row.share > 0
+    assert row.phases.keys() == {*bench.PHASES, bench.REST}
+    assert all(seconds > 0 for phase, seconds in row.phases.items() if phase != bench.REST)
+    assert bench.table([row]).count(variant.name) == 2
     assert row.nbytes == 4 * sum(p.numel() for p in bench.made(TINY).parameters())
