@@ -41,7 +41,6 @@ from dps.core.rules.rule import AdamW as AdamW
 from dps.core.rules.rule import Momentum as Momentum
 from dps.core.rules.rule import UpdateRule as UpdateRule
 from dps.core.rules.wrappers import Clipped as Clipped
-from dps.core.rules.wrappers import Constant as Constant
 from dps.core.rules.wrappers import Cosine as Cosine
 from dps.core.rules.wrappers import DelayCompensated as DelayCompensated
 from dps.core.rules.wrappers import Frozen as Frozen

@@ -179,7 +179,6 @@ class MonitorProcess:
         member.writer.write(json.dumps(reply).encode() + b"\n")
 
     def _ended(self, number: int) -> None:
-        """Report at once that a process has ended."""
         self._gone[number] = time.monotonic() + GONE_SECONDS
         self._forget(number)
         self._report(time.monotonic())

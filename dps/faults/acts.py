@@ -204,7 +204,6 @@ class Acts(Striker):
         self.resume(number, node)
 
     def _come_back(self, number: int, node: str) -> None:
-        """Resume a paused process, or replace it if its monitor has killed it."""
         self._go_on(number, node)
         if self._nodes.gone(node, 0.0):
             self._bring_back(number, node)

@@ -230,7 +230,6 @@ async def _impose(
 
 
 async def _lift(number: int, dask_worker: distributed.Worker) -> int:
-    """Lift a condition of the links; return how many messages it affected."""
     links = links_of(dask_worker)
     links.lift(number)
     if not links.cut_off:
@@ -320,7 +319,6 @@ class _Slowdown:
             return
 
     def _stay_stopped(self, seconds: float) -> float:
-        """Keep the process stopped for a while, then resume it; return the duration."""
         began = self._now()
         try:
             # On a busy machine it stops only when it is next given a core.

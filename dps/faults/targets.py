@@ -59,7 +59,6 @@ class Targets:
         return {shard: chain[0] for shard, chain in chains if chain}
 
     def _chains(self, table: Table | None) -> list[list[str]]:
-        """The names of each shard's replicas from head to tail."""
         names = {node.address: node.name for node in self._ps.nodes}
         views = (table or self._ps.table()).views
         return [[names[r.address] for r in v.chain if r.address in names] for v in views]

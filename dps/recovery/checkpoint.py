@@ -283,7 +283,6 @@ class CheckpointPersistence(Persistence):
             self._allowed = every - 1 if self._sync else every
 
     def _choose(self, epoch: int) -> None:
-        """Choose the interval from present estimates, if `every` is "auto"."""
         known = self._costs.estimate
         if self._auto is None or known is None:
             return
@@ -295,7 +294,6 @@ class CheckpointPersistence(Persistence):
             self._emit(IntervalChosen(self._clock.now(), self._shard, epoch, every, *by))
 
     def _note(self, epoch: int, state: ShardState) -> None:
-        """Note a state that is about to be acked."""
         if self._newest <= self._complete:
             self._since = self._clock.monotonic()  # until now nothing was at risk
         self._latest, self._newest = (epoch, state), state.version
@@ -406,7 +404,6 @@ class CheckpointPersistence(Persistence):
             self._unsaved.clear()
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run file access, which may block, outside of the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 

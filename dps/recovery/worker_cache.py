@@ -240,6 +240,5 @@ class CopyOffers:
                 return None
 
     def _offers(self, shard: int) -> list[Offer]:
-        """The offers of workers that are still active."""
         made = self._made.get(shard, {}).values()
         return [offer for offer in made if offer.donor in self._context.workers()]

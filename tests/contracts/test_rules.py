@@ -31,7 +31,7 @@ RULES: list[UpdateRule] = [
     dps.WeightDecay(dps.Momentum(0.1), 0.2),
     dps.Scheduled(dps.Adam(0.1), dps.WarmUp(2, dps.Cosine(4, least=0.1), start=0.5)),
     dps.Scheduled(dps.Momentum(0.1), dps.StepDecay(3, 0.5)),
-    dps.Scheduled(dps.DelayCompensated(dps.SGD(0.1), 0.5), dps.Constant()),
+    dps.Scheduled(dps.DelayCompensated(dps.SGD(0.1), 0.5), dps.StepDecay(5)),
     dps.Clipped(dps.Momentum(0.1), norm=2.0, value=1.0),
     dps.Frozen(),
 ]

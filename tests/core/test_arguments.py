@@ -24,7 +24,7 @@ NEEDED = {
     **dict.fromkeys(("learning_rate", "threshold", "share", "strength", "norm", "limit"), 0.1),
     **dict.fromkeys(("std", "l1", "l2", "l_var", "l_cov"), 0.1),
     **dict.fromkeys(("tau", "every", "updates", "width"), 2),
-    **{"rule": dps.SGD(0.1), "penalty": dps.L1(0.1), "schedule": dps.Constant(), "form": "bf16"},
+    **{"rule": dps.SGD(0.1), "penalty": dps.L1(0.1), "schedule": dps.Cosine(1000), "form": "bf16"},
     **{"rules": (("w", dps.SGD(0.1)),), "name": "t", "rows": np.ones((2, 2)), "above": dps.Chain()},
     **{"resource": "server"},
 }

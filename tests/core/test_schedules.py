@@ -12,7 +12,6 @@ import pytest
 from dps.core.blocks import Layout
 from dps.core.rules.rule import SGD, Adam, UpdateRule, factor, factor_at
 from dps.core.rules.wrappers import (
-    Constant,
     Cosine,
     Schedule,
     Scheduled,
@@ -44,7 +43,6 @@ def change(before: ShardState, after: ShardState) -> float:
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (Constant(), {0: 1, 10**9: 1}),
         (StepDecay(10, 0.5), {0: 1, 9: 1, 10: 0.5, 19: 0.5, 20: 0.25}),
         (StepDecay(1, 1.5), {0: 1, 1: 1.5, 2: 2.25}),
         (Cosine(100), {0: 1, 50: 0.5, 25: (1 + math.sqrt(0.5)) / 2, 100: 0, 10**9: 0}),

@@ -14,7 +14,6 @@ from dps import (
     Adam,
     AdamW,
     Clipped,
-    Constant,
     Cosine,
     Frozen,
     Momentum,
@@ -89,7 +88,6 @@ def of_torch(name: str, *arguments: Any) -> Callable[[Any], Any]:
 
 # A schedule, and what makes that of torch for an optimizer whose learning rate is 0.1.
 SCHEDULES: list[tuple[Schedule, Callable[[Any], Any]]] = [
-    (Constant(), of_torch("ConstantLR", 1.0)),
     (StepDecay(4, 0.5), of_torch("StepLR", 4, 0.5)),
     (StepDecay(7), of_torch("StepLR", 7)),
     (Cosine(STEPS), of_torch("CosineAnnealingLR", STEPS)),

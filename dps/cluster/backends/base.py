@@ -199,7 +199,6 @@ class Cluster(ABC):
         return process.pid
 
     def _forget(self, address: str) -> None:
-        """Note that the scheduler has lost the Dask worker at an address."""
         with self._lock:
             self._lost |= {n for n, p in self._processes.items() if p.address == address}
 
@@ -227,7 +226,6 @@ def check_scheduler(client: distributed.Client) -> None:
 
 
 def _process(answer: Any, address: str, kind: str) -> Process:
-    """Return the process that has described itself; raises `ConfigurationError`."""
     where = f"Dask {kind} at {address}"
     advice = "install the same version of dps and of its requirements there as here"
     if isinstance(answer, Exception):
@@ -241,7 +239,6 @@ def _process(answer: Any, address: str, kind: str) -> Process:
 
 
 def _describe() -> tuple[str, int, int, str, str, str]:
-    """Describe this process: its version of dps, its number and user, and its machine."""
     host, boot = socket.gethostname(), machine()
     namespace = os.readlink("/proc/self/ns/pid") if boot else host
     version = import_module("dps").__version__  # which imports modules of this layer

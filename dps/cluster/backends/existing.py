@@ -181,7 +181,6 @@ class ExistingCluster(Cluster):
         return taken
 
     def _note(self, event: tuple[float, Any]) -> None:
-        """Handle an event of the scheduler: a Dask worker has joined, is lost, or is free."""
         match event[1]:
             case {"action": "remove-worker", "worker": str(address)}:
                 with self._lock:
@@ -196,7 +195,6 @@ class ExistingCluster(Cluster):
         self._tasks.start(self._fill())
 
     async def _fill(self) -> None:
-        """Give open places to free Dask workers, as far as there are any."""
         async with self._filling:
             for node in list(self._open):
                 while True:

@@ -208,7 +208,6 @@ def _tls_options(security: Security) -> Sequence[str]:
 
 
 def _exports(security: Security) -> Sequence[str]:
-    """Return the environment of nodes as lines of a job script."""
     dask_settings = {
         "DASK_" + key.upper().replace(".", "__").replace("-", "_"): value
         for key, value in {**DASK_SETTINGS, **dashboard_settings(security, "worker")}.items()
@@ -316,11 +315,9 @@ class JobCluster(Cluster):
             time.sleep(LOOK_SECONDS)
 
     def _waiting(self) -> set[str]:
-        """Return the nodes that have not joined yet."""
         return self._specs.keys() - self.pids.keys()
 
     def _note(self, event: tuple[float, Any]) -> None:
-        """Handle an event of the scheduler: a node has joined, or is lost."""
         match event[1]:
             case {"action": "remove-worker", "worker": str(address)}:
                 self._forget(address)
@@ -328,7 +325,6 @@ class JobCluster(Cluster):
                 self._admitting.start(self._admit(address))
 
     async def _admit(self, address: str) -> None:
-        """Admit a node that has joined, when it answers."""
         process = None
         while process is None:
             workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]

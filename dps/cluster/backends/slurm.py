@@ -134,7 +134,6 @@ class SlurmCluster(JobCluster):
             self._spreading.append(timer)
 
     def _cancel(self) -> None:
-        """Cancel all jobs, and then give back hosts that were taken away."""
         for timer in self._spreading:
             timer.cancel()
         try:

@@ -710,7 +710,6 @@ class ParameterServer:
         return result
 
     def _ask(self, request: Callable[[], Awaitable[object]]) -> None:
-        """Update what is known of the group, if it can be asked."""
         away = self.closed or self._client.asynchronous or self._driver.connection.closed_here
         if not away:
             self._client.sync(request)

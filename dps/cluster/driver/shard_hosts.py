@@ -159,7 +159,6 @@ class ShardHosts:
         return hosted
 
     async def _adopt(self, address: str) -> None:
-        """Give a node that joined later its role, and make its host."""
         workers = await self._workers()
         if address not in workers or self._is_known(address):
             return

@@ -74,7 +74,6 @@ class Handle(Generic[T]):
 
 
 def _as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
-    """Return gradients as plain arrays of the parameters' dtypes, without a copy where possible."""
     if not isinstance(gradients, Mapping):
         raise ShapeMismatch(
             f"gradients={shown(gradients)}, expected a mapping of names to arrays, such as "

@@ -121,7 +121,6 @@ class _Task:
         return result
 
     async def _begin(self) -> None:
-        """Take the node for this task and record from now on."""
         self._member.enter()
         await self._member.presence.registered()
         self._member.record(self._flush)
@@ -180,7 +179,6 @@ class _Task:
             self._member.dask_worker.log_event(topic("dropped", self._group.name), self._name)
 
     def _report(self, metrics: Mapping[str, float], read: ReadPoint | None) -> None:
-        """Note numbers of the next step, and the version of the weights that were read last."""
         self._steps += 1
         now, version = self._member.clock.now(), read.version if read is not None else None
         seen = -1 if version is None else version
@@ -189,7 +187,6 @@ class _Task:
                 self._reports.setdefault(name, []).append((now, self._steps, value, seen))
 
     def _flush(self) -> None:
-        """Record what was noted since the last flush."""
         client, record = self._client, self._member.recorder
         now, source = self._member.clock.now(), (client.worker, client.incarnation)
         with self._lock:

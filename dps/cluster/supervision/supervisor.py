@@ -312,7 +312,6 @@ class Incarnation:
                 is_gone(process, END_SECONDS / 10)
 
     def _members(self) -> list[psutil.Process]:
-        """Return the processes of the session that have not ended."""
         # The system may have reused the number after the last one ended.
         other = psutil.pid_exists(self._pid)
         if other and (self._leader is None or not self._leader.is_running()):

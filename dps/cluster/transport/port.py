@@ -300,7 +300,6 @@ class Port:
         raise _Impassable(why)
 
     async def _asked(self, address: str, kind: Kind) -> dict[str, Any] | None:
-        """Ask a peer for its offer; `TimeoutError` if it does not answer in time."""
         async with asyncio.timeout(ASK_SECONDS):
             offer: dict[str, Any] | None = await getattr(self._rpc(address), HANDLER)(kind=kind)
         return offer

@@ -224,19 +224,6 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """The learning rate as it is.
-
-    >>> Constant().factor(version=1000)
-    1.0
-    """
-
-    def factor(self, version: int) -> float:
-        """Return 1."""
-        return 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class StepDecay(Checked):
     """Multiply the learning rate by a number at regular intervals, as torch's ``StepLR`` does.
 
@@ -299,7 +286,7 @@ class WarmUp(Checked):
     updates
         After how many updates of the shard it has its full size, at least 1.
     then
-        The schedule that follows; it counts versions from there.
+        The schedule that follows, which counts versions from there; None: the full size.
     start
         The first factor, in [0, 1).
 
@@ -310,17 +297,18 @@ class WarmUp(Checked):
     """
 
     updates: Updates
-    then: Schedule = Constant()
+    then: Schedule | None = None
     start: Fraction = 0.0
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
-        _require_schedule(self, "then", self.then)
+        if self.then is not None:
+            _require_schedule(self, "then", self.then)
 
     def factor(self, version: int) -> float:
         """Return the factor at this version."""
         if version >= self.updates:
-            return self.then.factor(version - self.updates)
+            return 1.0 if self.then is None else self.then.factor(version - self.updates)
         return self.start + (1 - self.start) * version / self.updates
 
 
@@ -335,7 +323,7 @@ class Scheduled(Wrapper):
     Parameters
     ----------
     schedule
-        The factor on its learning rate: `Constant`, `StepDecay`, `Cosine`, `WarmUp` or your own.
+        The factor on its learning rate: `StepDecay`, `Cosine`, `WarmUp` or your own.
 
     Examples
     --------

@@ -221,7 +221,6 @@ def _scaled(numbers: np.ndarray, mean: float, scale: float, dtype: str) -> np.nd
 
 
 def _dtype_name(dtype: Any) -> str:
-    """Return numpy's name of a dtype, or "" if it is invalid."""
     try:
         return np.dtype(dtype).name if isinstance(dtype, str | type | np.dtype) else ""
     except (TypeError, ValueError):

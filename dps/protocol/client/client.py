@@ -521,7 +521,6 @@ class Client:
 
 
 async def _outcome(request: Awaitable[T]) -> T | Exception:
-    """Return the result of a request, or its error, to be raised when all have ended."""
     try:
         return await request
     except Exception as error:  # noqa: BLE001 - raised by `all_succeeded`
@@ -529,7 +528,6 @@ async def _outcome(request: Awaitable[T]) -> T | Exception:
 
 
 async def _either(*works: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of these ends, and cancel the others."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

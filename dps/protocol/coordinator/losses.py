@@ -181,7 +181,6 @@ class Losses:
         return [i for account in accounts for i in self._books[account.shard].enter(account)]
 
     def _named(self, worker: str, incarnations: Collection[int]) -> _Unknown:
-        """These incarnations, under each name that the worker's updates have."""
         names = names_of(worker) if self._calls else (worker,)
         return {(name, incarnation) for name in names for incarnation in incarnations}
 

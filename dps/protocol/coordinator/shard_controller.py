@@ -280,7 +280,6 @@ class ShardController:
         self._coordinator.emit(Decided(now, view.shard, view.epoch, node, how))
 
     def _serve(self, view: msg.View) -> None:
-        """Let clients use the shard, and clear its mailbox, whose gradients it has."""
         self.view = view
         if not self._group.recovery.uses_mailbox:
             return

@@ -113,7 +113,6 @@ class Snapshots:
     async def _ask_all(
         self, request: Callable[[View], Any], views: Iterable[View], deadline: float
     ) -> list[Any]:
-        """Ask the head of every shard, and wait for all, even if one fails."""
         calls = (self._coordinator.transport.call(v.chain[0], request(v), deadline) for v in views)
         replies = await asyncio.gather(*calls, return_exceptions=True)
         for reply in replies:
