@@ -49,8 +49,8 @@ LIBRARIES = {
     "dps.events": set[str](),
     "dps.core": {"numpy"},
     "dps.public": set[str](),
-    "dps.protocol": {"numpy", "lz4"},
-    "dps.recovery": {"numpy", "fsspec", "safetensors"},
+    "dps.protocol": {"lz4", "msgpack", "numpy"},
+    "dps.recovery": {"numpy", "fsspec", "msgpack", "safetensors"},
     "dps.cluster": {
         "pandas",  # for types alone
         *("cryptography", "dask", "dask_jobqueue", "distributed", "numpy", "prometheus_client"),

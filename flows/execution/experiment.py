@@ -212,7 +212,8 @@ class _Books:
 
     def _open_beside(self) -> Tracker:
         if sys.platform == "linux":  # where a thread has a priority: the trial comes first
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            thread = os.PRIO_PROCESS, threading.get_native_id()
+            os.setpriority(*thread, max(NICE, os.getpriority(*thread)))
         with store_errors(default_uri(self._place[0])):
             return self._open()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -49,7 +50,8 @@ def push_and_keep(steps: int, worker: Worker) -> list[float]:
 
 
 def left_on(cluster: LocalCluster) -> dict[str, tuple[int, int, int]]:
-    """Of each node: segments mapped, descriptors of segments, and sockets that are unix ones."""
+    """Return the number of mapped segments, their descriptors, and unix sockets of each node."""
+    cluster.client.run(gc.collect)  # the traceback of a call that was cancelled is a cycle
     return {
         address: (*shared_by(pid), len(psutil.Process(pid).net_connections("unix")))
         for address, pid in cluster.client.run(os.getpid).items()
