@@ -2,8 +2,8 @@
 
 One worker trains on one core, or on a CUDA device where there is one. In its process the bare loop
 with torch's own optimizer and the loop on the parameter server take turns in short rounds, so that
-whatever else the machine does falls on both; what counts is the ratio within a round. Some further
-steps are profiled in the thread that trains.
+other work on the machine slows both. The ratio within a round is reported. Afterwards, some steps
+are profiled in the training thread.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ROUNDS = 7
 LEARNING_RATE = 0.01
 VOCABULARY = 512
 MEGABYTE = 1e6
-# What a step consists of, by the file and the name of the function that does it. What is left is
-# the time until filters, transfer and server are done.
+# The phases of a step, each with the file and name of its function. The remaining time is spent
+# waiting for filters, transfer and server.
 PHASES = {
     "computing": ("benchmarks/torch.py", "backward"),
     "gradients to the host": ("dps/torch.py", "collected"),

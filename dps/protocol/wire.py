@@ -37,12 +37,13 @@ _TYPES: dict[str, type] = {
     for name, each in vars(errors).items()
     if isinstance(each, type) and issubclass(each, DpsError)
 }
-# The key of a map that stands for an array, by the number of its frame, or for an object, by the
-# name of its class and its values. No other map may have it.
+# The key of a map that represents an array (the number of its frame) or an object (the name of its
+# class, and the values of its fields). Maps of users must not contain this key.
 MARK = "\0"
 # Functions that return a message's values in the order of its fields, by type.
 _VALUES: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
 _NBYTES = attrgetter("nbytes")
+_BASES: tuple[type[Any], ...] = (int, float, dict)  # subclasses are sent as plain values
 
 
 def message(cls: type) -> type:
@@ -126,9 +127,9 @@ def _parts(arrays: Frames, value: Any) -> Any:
         return {MARK: len(arrays)}
     if isinstance(value, str):
         return str.__str__(value)  # of an Enum, its value
-    for plain in (int, float, dict):
-        if isinstance(value, plain):
-            return plain(value)  # type: ignore[arg-type]
+    for base in _BASES:
+        if isinstance(value, base):
+            return base(value)
     if isinstance(value, DpsError):
         known = next(c for c in kind.__mro__ if getattr(errors, c.__name__, None) is c)
         return {MARK: [known.__name__, str(value)]}

@@ -116,7 +116,7 @@ class Saved:
 
 
 def as_text(value: object) -> bytes:
-    """Return a message without arrays as JSON, with its checksum; `ValueError` if it has none."""
+    """Return a message as JSON with its checksum. It has no arrays, and maps have text as keys."""
     packed = encode(value)[0].data
     header = msgpack.unpackb(packed, unicode_errors="surrogatepass")
     return sealed(json.dumps(header)).encode()

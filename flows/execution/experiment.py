@@ -186,10 +186,10 @@ def run_experiment(
 
 
 class _Books:
-    """What is made of the records: a run in MLflow for each, and in the end the report.
+    """Writes each record to MLflow as a run, and the report at the end.
 
-    The store of the working directory is opened beside the first trial. One that is named is opened
-    first, because its name may be wrong.
+    The default store opens while the first trial runs. A store that the user names opens before any
+    trial starts, because its address may be wrong.
     """
 
     def __init__(
