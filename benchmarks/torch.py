@@ -39,7 +39,7 @@ PHASES = {
     "computing": ("benchmarks/torch.py", "backward"),
     "gradients to the host": ("dps/torch.py", "collected"),
     "checking, cutting": ("client/encoder.py", "split"),
-    "weights from the server": ("core/blocks.py", "scatter_into"),
+    "weights from the server": ("core/blocks.py", "fill"),
     "weights to the module": ("dps/torch.py", "load"),
 }
 REST = "filters, transfer, server"

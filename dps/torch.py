@@ -6,8 +6,7 @@ rule, so there is no optimizer of torch.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from itertools import cycle
+from collections.abc import Container, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,6 +27,8 @@ except ImportError as error:
         "dps.torch needs torch, which is not installed: in a clone of dps, `make torch` "
         "or pip install -e '.[torch]'"
     ) from error
+
+from dps.torch_device import DeviceMemory, copy_all, dense, moved_into  # which imports torch
 
 Module = Any  # an `nn.Module`
 Tensor = Any
@@ -138,17 +139,14 @@ class Replica(Closing):
             )
         flat = worker.layout.flat(trained)
         devices = {tensor.device for tensor in trained.values()}
-        if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+        kind = MEMORIES.get(next(iter(devices)).type) if len(devices) == 1 else None
+        if kind is None:
             found = ", ".join(sorted(map(str, devices))) or "none"
             raise ConfigurationError(
                 f"the parameters of the module are on these devices: {found}; expected the CPU, or "
                 "one CUDA device"
             )
-        device = devices.pop()
-        on_cuda = device.type == "cuda"
-        self._memory: _OnCpu | _OnCuda = (
-            _OnCuda(flat, trained, device, ahead) if on_cuda else _OnCpu(flat, trained, worker)
-        )
+        self._memory = kind(flat, trained, worker, ahead)
         self._load_buffers(worker.pull() if self._averaged else {})
         self._places = {name: tensor.data_ptr() for name, tensor in trained.items()}
         self._pipeline = Pipeline(worker, ahead, into=self._memory.weights)
@@ -189,7 +187,6 @@ class Replica(Closing):
         """Wait for all updates under way, and load the weights after them; no-op if closed."""
         if not self._pipeline.is_open:
             return
-        self._memory.settle()
         self._pipeline.drain()
         self._memory.load()
 
@@ -243,94 +240,31 @@ class Replica(Closing):
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
 
 
-# The pipeline writes into `weights`, on the host, and `load` makes the module compute with them.
-# `collected` returns gradients on the host. After it, and after `settle`, `weights` may be written.
+class HostMemory:
+    """The memory of a module on the CPU, which computes with that of `weights` itself."""
 
-
-class _OnCpu:
-    """The module computes with the memory of `weights` itself."""
-
-    def __init__(self, flat: FlatLayout, trained: Mapping[str, Tensor], worker: Worker) -> None:
+    def __init__(
+        self, flat: FlatLayout, trained: Mapping[str, Tensor], worker: Worker, ahead: int
+    ) -> None:
         self.weights = flat.over(np.empty(flat.nbytes, np.uint8))
         self._worker = worker
         views = [torch.from_numpy(self.weights[name]) for name in trained]
-        self._copied = _moved_into(list(trained.values()), views)
+        self._copied = moved_into(list(trained.values()), views)
 
     def collected(self, gradients: Mapping[str, Tensor]) -> Arrays:
+        """Return the gradients in memory that is sent without a copy."""
         arrays = self._worker.gradients(gradients)
-        _fill({name: torch.from_numpy(arrays[name]) for name in gradients}, gradients)
+        targets = [torch.from_numpy(arrays[name]) for name in gradients]
+        copy_all(targets, [dense(tensor) for tensor in gradients.values()])
         return arrays
 
     def load(self) -> None:
-        _copy_all(self._copied)
-
-    def settle(self) -> None:
-        pass
+        """Copy the weights into the parameters that are no views of them."""
+        copy_all(*self._copied)
 
 
-class _OnCuda:
-    """Weights and gradients pass through pinned memory, in one copy, gradients on their stream."""
-
-    def __init__(
-        self, flat: FlatLayout, trained: Mapping[str, Tensor], device: Any, ahead: int
-    ) -> None:
-        self._host = torch.empty(flat.nbytes, dtype=torch.uint8, pin_memory=True)
-        self.weights = flat.over(self._host.numpy())
-        self._device = torch.empty(flat.nbytes, dtype=torch.uint8, device=device)
-        self._copied = _moved_into(list(trained.values()), _views(flat, trained, self._device))
-        self._gradient = torch.empty_like(self._device)
-        self._gradients = dict(zip(trained, _views(flat, trained, self._gradient), strict=True))
-        self._stream = torch.cuda.Stream(device)
-        # One more than the updates under way: each is acknowledged before its memory is used again.
-        pinned = [torch.empty_like(self._host, pin_memory=True) for _ in range(ahead + 1)]
-        self._pinned = cycle([(host, flat.over(host.numpy())) for host in pinned])
-
-    def collected(self, gradients: Mapping[str, Tensor]) -> Arrays:
-        _fill(self._gradients, gradients)
-        host, arrays = next(self._pinned)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device.device))
-        with torch.cuda.stream(self._stream):
-            host.copy_(self._gradient, non_blocking=True)
-        self._stream.synchronize()  # the previous weights have been loaded then as well
-        if len(gradients) == len(arrays):
-            return arrays
-        return {name: arrays[name] for name in gradients}
-
-    def load(self) -> None:
-        self._device.copy_(self._host, non_blocking=True)
-        _copy_all(self._copied)
-
-    def settle(self) -> None:
-        torch.cuda.current_stream(self._device.device).synchronize()
-
-
-def _views(flat: FlatLayout, trained: Iterable[str], buffer: Tensor) -> list[Tensor]:
-    places = [flat.places[name] for name in trained]
-    return [
-        buffer[where].view(getattr(torch, spec.dtype)).view(spec.shape) for where, spec in places
-    ]
-
-
-def _moved_into(tensors: list[Tensor], views: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Give parameters the memory of the views; return those that cannot have it, and the views."""
-    rest: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for tensor, view in zip(tensors, views, strict=True):
-        if tensor.dtype == view.dtype and tensor.is_contiguous():
-            tensor.data = view
-        else:
-            rest[0].append(tensor.data)
-            rest[1].append(view)
-    return rest
-
-
-def _fill(views: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
-    dense = [each.to_dense() if each.is_sparse else each for each in gradients.values()]
-    _copy_all(([views[name] for name in gradients], dense))
-
-
-def _copy_all(pairs: tuple[list[Tensor], list[Tensor]]) -> None:
-    if pairs[0]:
-        torch._foreach_copy_(*pairs)
+# The memory of modules, by the type of their device.
+MEMORIES: dict[str, type[HostMemory | DeviceMemory]] = {"cpu": HostMemory, "cuda": DeviceMemory}
 
 
 def _trained(module: Module, held: Container[str] = ()) -> dict[str, Tensor]:

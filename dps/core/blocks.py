@@ -8,11 +8,12 @@ shard's part is contiguous: gradients that are computed into them need no copy.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -293,14 +294,6 @@ class Layout:
         pieces, extents = zip(*(_flat_part(shard, places) for shard in self.shards), strict=True)
         return FlatLayout(places, pieces, extents, end, self)
 
-    def scatter_into(self, buffers: Mapping[int, np.ndarray], out: FlatArrays) -> None:
-        """Write the shards' buffers into flat arrays of this layout."""
-        if out.layout.owner is not self:
-            raise ShapeMismatch("these flat arrays were laid out for other parameters")
-        for shard, buffer in buffers.items():
-            for begin, in_shard, _, nbytes in out.layout.extents[shard]:
-                out.buffer[begin : begin + nbytes] = buffer[in_shard : in_shard + nbytes]
-
     def scatter(
         self, buffers: Mapping[int, np.ndarray], frozen: bool = True
     ) -> dict[str, np.ndarray]:
@@ -350,7 +343,31 @@ class FlatLayout:
         return FlatArrays(self, buffer)
 
 
-class FlatArrays(Mapping[str, np.ndarray]):
+class Destination(Mapping[str, Any]):
+    """Named arrays, or tensors on a device, that weights are written into."""
+
+    def __init__(self, layout: FlatLayout, arrays: Mapping[str, Any]) -> None:
+        self.layout = layout
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    @abstractmethod
+    def fill(self, buffers: Mapping[int, np.ndarray]) -> None:
+        """Write the weights from the buffers of the shards, which never change."""
+
+    def expect(self, buffers: Mapping[int, np.ndarray]) -> None:
+        """Prepare for `fill` with these buffers, which may come later. Thread-safe."""
+
+
+class FlatArrays(Destination):
     """Named arrays that are views of one uint8 `buffer`: write into them, do not replace them."""
 
     def __init__(self, layout: FlatLayout, buffer: np.ndarray) -> None:
@@ -360,26 +377,23 @@ class FlatArrays(Mapping[str, np.ndarray]):
                 f"buffer={shown(buffer)}, expected an array uint8[{layout.nbytes}], such as "
                 "numpy.empty(layout.nbytes, 'uint8')"
             )
-        self.layout = layout
         self.buffer = buffer
-        self._arrays = {
+        arrays = {
             name: buffer[where].view(spec.dtype).reshape(spec.shape)
             for name, (where, spec) in layout.places.items()
         }
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
+        super().__init__(layout, arrays)
 
     def freeze(self) -> None:
         """Make them read-only."""
         for array in (self.buffer, *self._arrays.values()):
             array.flags.writeable = False
+
+    def fill(self, buffers: Mapping[int, np.ndarray]) -> None:
+        """Write the weights from the buffers of the shards."""
+        for shard, buffer in buffers.items():
+            for begin, in_shard, _, nbytes in self.layout.extents[shard]:
+                self.buffer[begin : begin + nbytes] = buffer[in_shard : in_shard + nbytes]
 
     def gathered(self, shard: int, empty: Empty) -> np.ndarray:
         """Return a shard's part as one uint8 buffer: a view if it is contiguous, else a copy."""

@@ -188,9 +188,10 @@ def test_a_gradient_in_bf16_is_applied_as_if_it_were_decoded(rule: UpdateRule, n
         model.apply(rule, model.state(rule), given).state,
         model.apply(rule, model.state(rule), dense(layout, op)).state,
     )
-    given.gradient[-2] = 0x7F80  # infinity
+    infinite = given.gradient.copy()
+    infinite[-2] = 0x7F80
     with pytest.raises(NonFiniteGradient, match=f"the gradient of '{names[-1]}' holds NaN"):
-        model.apply(rule, model.state(rule), given)
+        model.apply(rule, model.state(rule), given._replace(gradient=infinite))
     short = given._replace(gradient=given.gradient[1:])
     with pytest.raises(ShapeMismatch, match="bytes of gradient, expected"):
         model.apply(rule, model.state(rule), short)

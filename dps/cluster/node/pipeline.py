@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from dps.cluster.node.worker import NOTHING, Handle, Worker, check_worker
-from dps.core.blocks import Arrays, FlatArrays
+from dps.core.blocks import Arrays, Destination
 from dps.core.consistency import check_ahead
 from dps.core.tables.key_routing import Gradients
 from dps.errors import GroupClosed
@@ -75,7 +75,7 @@ class Pipeline(Closing):
     array([-10., -10.])
     """
 
-    def __init__(self, worker: Worker, ahead: int = 1, into: FlatArrays | None = None) -> None:
+    def __init__(self, worker: Worker, ahead: int = 1, into: Destination | None = None) -> None:
         check_worker(worker)
         check_ahead(worker.consistency, ahead)
         self._worker = worker
@@ -85,8 +85,8 @@ class Pipeline(Closing):
         self.is_open = True
         self.weights: Arrays = worker.pull()
         if into is not None:
-            for name, array in into.items():
-                array[...] = self.weights[name]
+            assert worker.read_point is not None
+            into.fill(worker.read_point.buffers)
             self.weights = into
 
     def push_pull(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> Arrays:

@@ -18,13 +18,14 @@ import numpy as np
 from dps.cluster.node.member import Member, leave_of
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
-from dps.core.blocks import Arrays, FlatArrays, FlatLayout, Layout
+from dps.core.blocks import Arrays, Destination, FlatArrays, FlatLayout, Layout
 from dps.core.consistency import Consistency
 from dps.core.ranges import brief, real, refused, shown
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.table import KEYS
 from dps.errors import DpsError, ShapeMismatch
 from dps.protocol.client.client import Client
+from dps.protocol.client.encoder import MakeOutbox, OnDevice
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.messages import Loss
 
@@ -74,13 +75,13 @@ class Handle(Generic[T]):
 
 
 def _as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
+    if isinstance(gradients, FlatArrays | OnDevice):
+        return gradients
     if not isinstance(gradients, Mapping):
         raise ShapeMismatch(
             f"gradients={shown(gradients)}, expected a mapping of names to arrays, such as "
             "{'w': gradient}; sparse tables have theirs in rows={…}"
         )
-    if isinstance(gradients, FlatArrays):
-        return gradients
     known = layout.names  # the layout refuses other names
     return {
         name: as_gradient(repr(name), value, known[name].dtype, ShapeMismatch)
@@ -386,7 +387,7 @@ class Worker:
 
     def push_pull_into(
         self,
-        weights: FlatArrays,
+        weights: Destination,
         gradients: Arrays = NOTHING,
         rows: Gradients = NOTHING,
         computed_on: ReadPoint | None = None,
@@ -395,12 +396,19 @@ class Worker:
 
         These are for some or all parameters: `worker.layout.flat(names).over(buffer)`.
         """
-        if not isinstance(weights, FlatArrays):
+        fits = isinstance(weights, Destination) and weights.layout.owner is self.layout
+        if not fits:
             raise ShapeMismatch(
                 f"weights={shown(weights)}, expected worker.layout.flat(names).over(buffer)"
             )
         pushed = self._push(gradients, True, rows, computed_on)
-        return Handle(pushed, lambda n: self.layout.scatter_into(self._newest(n).buffers, weights))
+        if not isinstance(weights, FlatArrays):
+            pushed.add_done_callback(lambda _: weights.expect(self._client.read_point().buffers))
+        return Handle(pushed, lambda number: weights.fill(self._newest(number).buffers))
+
+    def filter_by(self, make: MakeOutbox) -> None:
+        """Filter the gradients of arrays on a device from now on; for `dps.torch`."""
+        self._begin(self._client.filter_by(make)).result()
 
     def pull_rows_async(self, table: str, keys: Keys) -> Handle[np.ndarray]:
         """Like `pull_rows`, but return a handle at once."""
@@ -444,7 +452,11 @@ class Worker:
         self._report(numbers, self._given)
 
     def _push(
-        self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None
+        self,
+        gradients: Arrays,
+        pull: bool,
+        rows: Gradients,
+        computed_on: ReadPoint | None,
     ) -> Future[Any]:
         arrays = _as_arrays(gradients, self.layout)
         for names, own in list(self._computing.items()):

@@ -69,9 +69,14 @@ class Mapping:
         self.address: int = address
         self.size = size
         self.fd = -1 if private else fd  # -1: the segment cannot be passed on
+        self.is_writable = writable
+        # Whether a driver knows the memory; None: that was not tried.
+        self.is_registered: bool | None = None
+        self.before_unmapping: Callable[[int], object] = int  # is given the address
 
     def __del__(self, munmap: Callable[..., int] = _libc.munmap) -> None:
         if hasattr(self, "fd"):
+            self.before_unmapping(self.address)
             munmap(self.address, self.size)
             if self.fd >= 0:
                 os.close(self.fd)
@@ -150,6 +155,14 @@ def held_by(array: np.ndarray) -> Held | None:
             return None
         base = base.base
     return base if isinstance(base, Held) else None
+
+
+def segment_of(array: np.ndarray) -> Mapping | None:
+    """Return the segment that an array lies in, if it does."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base.mapping if isinstance(base, Held) else None
 
 
 def private(array: np.ndarray) -> np.ndarray:

@@ -10,18 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from operator import add
 
 import numpy as np
 
-from dps.core.blocks import Layout, all_finite
-from dps.core.filters.encoding import Section, assembled, encoded, stretches, values_of
+from dps.core.blocks import Empty, Layout, all_finite
+from dps.core.filters.device import HOST, Device, Mask, Numbers
+from dps.core.filters.encoding import (
+    Section,
+    Stretch,
+    assembled,
+    nbytes_of_values,
+    stretches,
+)
 from dps.core.filters.filter import KKT, Filter, Lossless, Quantise, Selection, Sending
-from dps.core.ranges import described, listed, refused, shown
+from dps.core.ranges import listed, refused, shown
 from dps.core.rules.proximal import L1, ElasticNet
 from dps.core.rules.rule import Array, UpdateRule, is_per_array, rule_for
 from dps.core.rules.wrappers import EVERY
-from dps.core.updates import Operation
+from dps.core.updates import Encoding, Operation
 from dps.errors import ConfigurationError, NonFiniteGradient
 
 
@@ -33,28 +41,33 @@ class FilterChain:
     quantise: Quantise | None = None
     lossless: bool = False
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether neighbouring arrays may be filtered as one."""
+        return not self.selections and (self.quantise is None or self.quantise.form == "bf16")
+
     def filtered(
-        self, gradient: Array, residual: Array | None, sending: Sending
-    ) -> tuple[Section, Array | None]:
+        self, gradient: Numbers, residual: Numbers | None, sending: Sending, device: Device
+    ) -> tuple[Section, Numbers | None]:
         """Return the encoded entries of a gradient plus residual, and the next residual, if any."""
         with np.errstate(over="ignore"):
             accumulated = gradient if residual is None else gradient + residual
-        if residual is not None and not all_finite(accumulated):
+        if residual is not None and not device.all_finite(accumulated):
             raise NonFiniteGradient(
                 f"update {sending.update}: the gradient of {sending.array!r} with what its filters "
                 "had withheld before is too large for its dtype; nothing of this update was applied"
             )
-        mask, withheld = self._selected(accumulated, sending)
-        section = self._encoded(accumulated, mask, sending)
+        mask, withheld = self._selected(accumulated, sending, device)
+        section = self._encoded(accumulated, mask, sending, device)
         # A product is several times as fast as an assignment under a mask.
-        kept = accumulated * withheld if any(s.feedback for s in self.selections) else None
+        kept = None if withheld is None else accumulated * withheld
         if self.quantise is not None and self.quantise.feedback:
-            sent = values_of(section, str(accumulated.dtype), accumulated.size)
+            sent = device.values(section, accumulated)
             if mask is None:
                 kept = accumulated - sent
             else:
-                kept = np.zeros_like(accumulated) if kept is None else kept
-                kept[mask] = accumulated[mask] - (sent if sent.size < mask.size else sent[mask])
+                kept = accumulated * 0 if kept is None else kept
+                kept[mask] = accumulated[mask] - (sent if len(sent) < len(mask) else sent[mask])
         return section, kept
 
     def changed(self, values: Array, copy: Array, sending: Sending) -> Section:
@@ -67,34 +80,37 @@ class FilterChain:
             difference = values - copy
         if not all_finite(difference):  # training diverges, and all workers must see it
             return _raw(values, None)
-        mask, _ = self._selected(difference, sending)
+        mask, _ = self._selected(difference, sending, HOST)
         if self.quantise is not None:
-            return self._encoded(difference, mask, sending)
+            return self._encoded(difference, mask, sending, HOST)
         section = _raw(values, mask)
         # A dense section would have zeros where the mask is false.
         return section if section.part.entries >= 0 else _raw(values, None)
 
-    def _encoded(self, numbers: Array, mask: Array | None, sending: Sending) -> Section:
+    def _encoded(self, numbers: Numbers, mask: Mask, sending: Sending, device: Device) -> Section:
         quantise = self.quantise
         if quantise is None:
-            return _raw(numbers, mask)
+            return _raw(numbers, mask, device)
         rounding = replace(sending, place=len(self.selections))
-        return encoded(numbers, mask, quantise.form, lambda: rounding.random(quantise.seed))
+        random = partial(rounding.random, quantise.seed)
+        return device.encoded(numbers, mask, quantise.form, random)
 
-    def _selected(self, accumulated: Array, sending: Sending) -> tuple[Array | None, Array]:
-        """Return masks of the entries that are sent (None: all), and of those kept for later."""
-        kept = np.zeros(accumulated.size, bool)
-        mask: Array | None = None
+    def _selected(
+        self, accumulated: Numbers, sending: Sending, device: Device
+    ) -> tuple[Mask, Mask]:
+        """Return masks of the entries to send, and of those to keep for later.
+
+        None: all are sent, or none are kept.
+        """
+        mask = kept = None
         for place, selection in enumerate(self.selections):
-            given = accumulated.view() if mask is None else np.where(mask, accumulated, 0)
-            given.flags.writeable = False  # a filter must not change what is sent
-            left = selection.selected(given, replace(sending, place=place))
-            _check_mask(left, selection, given, sending)
+            given = accumulated if mask is None else device.where(mask, accumulated)
+            left = device.selected(selection, given, replace(sending, place=place))
             withheld = ~left
             if mask is not None:
                 left, withheld = mask & left, mask & withheld
             if selection.feedback:
-                kept |= withheld
+                kept = withheld if kept is None else kept | withheld
             mask = left
         return mask, kept
 
@@ -102,8 +118,8 @@ class FilterChain:
 PLAIN = FilterChain()
 
 
-def _raw(numbers: Array, mask: Array | None) -> Section:
-    return encoded(numbers, mask, "raw", np.random.default_rng)
+def _raw(numbers: Numbers, mask: Mask, device: Device = HOST) -> Section:
+    return device.encoded(numbers, mask, "raw", np.random.default_rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +135,45 @@ class Counts:
         return Counts(*map(add, astuple(self), astuple(other)))
 
 
+# Neighbouring arrays that are filtered as one have one residual, by their names.
+Names = tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A filtered operation, and the residuals after it, with the norm of each."""
 
     operation: Operation
-    residuals: dict[str, Array]
-    norms: dict[str, float]
+    residuals: dict[Names, Numbers]
+    norms: dict[Names, float]
     pushes: dict[str, int]
     counts: Counts
     lossless: tuple[bool, ...]
 
 
 class Outbox:
-    """The residuals of one worker for one shard, and `counts` so far. Not thread-safe."""
+    """The residuals of one worker for one shard, and `counts` so far. Not thread-safe.
 
-    def __init__(self, layout: Layout, shard: int, chains: Mapping[str, FilterChain]) -> None:
+    Gradients and residuals are on the `device`; `empty` allocates what is sent.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        shard: int,
+        chains: Mapping[str, FilterChain],
+        empty: Empty = np.empty,
+        device: Device = HOST,
+    ) -> None:
         self._layout = layout.shards[shard]
+        self._of_shard = {stretch.name: stretch for stretch in stretches(self._layout, ())}
         self._shard = shard
         self._chains = chains
-        self._residuals: dict[str, Array] = {}
-        self._norms: dict[str, float] = {}
-        self._pushes: dict[str, int] = {}
+        self._empty = empty
+        self._device = device
+        self._residuals: dict[Names, Numbers] = {}
+        self._norms: dict[Names, float] = {}
+        self.pushes: dict[str, int] = {}  # of each array
         self.counts = Counts()
 
     def prepared(self, op: Operation, weights: Array | None) -> Prepared:
@@ -150,33 +183,41 @@ class Outbox:
         computed from, if the worker has read any.
         """
         assert op.gradient is not None
-        of_shard = {s.name: s for s in stretches(self._layout, ())}
-        sections, lossless, residuals, pushes = [], [], {}, {}
+        device = self._device
+        sections, codec, lossless, residuals = [], [], [], {}
+        pushes: dict[str, int] = {}
         entries = sent = 0
-        for stretch in stretches(self._layout, op.pieces):
-            name = stretch.name
-            chain = self._chains.get(name, PLAIN)
-            pushes[name] = self._pushes.get(name, 0) + 1
-            base = None if weights is None else of_shard[name].view(weights)
-            sending = Sending(op.id, self._shard, name, pushes[name], base)
-            gradient = stretch.view(op.gradient)
-            section, kept = chain.filtered(gradient, self._residuals.get(name), sending)
+        for run in self._runs(op.pieces):
+            names = tuple(stretch.name for stretch in run)
+            chain = self._chains.get(names[0], PLAIN)
+            pushes |= {each: self.pushes.get(each, 0) + 1 for each in names}
+            name = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+            base = None if weights is None else self._of_shard[names[0]].view(weights)
+            sending = Sending(op.id, self._shard, name, pushes[names[0]], base)
+            whole = replace(run[0], end=run[-1].end)
+            gradient = device.view(op.gradient, whole)
+            section, kept = chain.filtered(gradient, self._residual(names), sending, device)
             sections.append(section)
-            lossless.append(chain.lossless)
+            codec += _encodings(section, run)
+            lossless += [chain.lossless] * len(run)
             if kept is not None:
-                residuals[name] = kept
-            entries += stretch.size
-            sent += stretch.size if section.part.entries < 0 else section.part.entries
+                residuals[names] = kept
+            entries += whole.size
+            sent += whole.size if section.part.entries < 0 else section.part.entries
         counts = Counts(op.gradient.nbytes, entries=entries, withheld=entries - sent)
-        with np.errstate(over="ignore"):
-            norms = {name: float(np.linalg.norm(kept)) for name, kept in residuals.items()}
-        return Prepared(assembled(op, sections), residuals, norms, pushes, counts, tuple(lossless))
+        norms = {names: device.norm(kept) for names, kept in residuals.items()}
+        op = op._replace(gradient=device.payload(sections, self._empty), codec=tuple(codec))
+        return Prepared(op, residuals, norms, pushes, counts, tuple(lossless))
 
     def commit(self, prepared: Prepared) -> None:
         """Keep the residuals of an operation that is on its way."""
+        for names in prepared.residuals:
+            for name in names:  # which may have been filtered alone before
+                self._residuals.pop((name,), None)
+                self._norms.pop((name,), None)
         self._residuals |= prepared.residuals
         self._norms |= prepared.norms
-        self._pushes |= prepared.pushes
+        self.pushes |= prepared.pushes
         self.counts += replace(prepared.counts, sent_bytes=prepared.operation.nbytes)
 
     @property
@@ -191,7 +232,8 @@ class Outbox:
 
     def withheld(self) -> dict[str, Array]:
         """The residuals that are not zero, by array: 1-D, of this shard. For reading only."""
-        return {name: kept for name, kept in self._residuals.items() if kept.any()}
+        of_arrays = {names[0]: self._device.on_host(k) for names, k in self._apart().items()}
+        return {name: kept for name, kept in of_arrays.items() if kept.any()}
 
     def remainder(self, op: Operation) -> Prepared:
         """Return the residuals, of which there must be some, as one more update of raw values."""
@@ -201,9 +243,62 @@ class Outbox:
         names = [stretch.name for stretch in stretches(self._layout, op.pieces)]
         sections = [_raw(kept[name], kept[name] != 0) for name in names]
         lossless = tuple(self._chains.get(name, PLAIN).lossless for name in names)
-        none = {name: np.zeros_like(residual) for name, residual in kept.items()}
-        norms = dict.fromkeys(kept, 0.0)
+        none = {names: residual * 0 for names, residual in self._residuals.items()}
+        norms = dict.fromkeys(none, 0.0)
         return Prepared(assembled(op, sections), none, norms, {}, Counts(), lossless)
+
+    def _runs(self, pieces: tuple[int, ...]) -> list[list[Stretch]]:
+        """Return the arrays of a gradient, with neighbours that are filtered as one together."""
+        chains = self._chains
+
+        def alike(one: Stretch, other: Stretch) -> bool:
+            chain = chains.get(one.name, PLAIN)
+            is_same = one.dtype == other.dtype and chain == chains.get(other.name, PLAIN)
+            return is_same and chain.is_elementwise
+
+        runs: list[list[Stretch]] = []
+        for stretch in stretches(self._layout, pieces):
+            if runs and alike(runs[-1][-1], stretch):
+                runs[-1].append(stretch)
+            else:
+                runs.append([stretch])
+        return runs
+
+    def _residual(self, names: Names) -> Numbers | None:
+        """Return the residual of arrays, whether they were filtered together before or not."""
+        if names in self._residuals or not any({*names} & {*key} for key in self._residuals):
+            return self._residuals.get(names)
+        self._residuals = self._apart()
+        self._norms = {key: self._device.norm(kept) for key, kept in self._residuals.items()}
+        if len(names) == 1:
+            return self._residuals.get(names)
+        of_shard = [self._of_shard[name] for name in names]
+        parts = [self._residuals.get((each.name,)) for each in of_shard]
+        pairs = zip(parts, of_shard, strict=True)
+        zeros = self._device.zeros
+        return self._device.joined(
+            [zeros(each.size, each.dtype) if part is None else part for part, each in pairs]
+        )
+
+    def _apart(self) -> dict[Names, Numbers]:
+        """Return the residual of each array."""
+        found: dict[Names, Numbers] = {}
+        for names, kept in self._residuals.items():
+            at = 0
+            for name in names:
+                size = self._of_shard[name].size
+                found[(name,)] = kept[at : at + size]
+                at += size
+        return found
+
+
+def _encodings(section: Section, run: Sequence[Stretch]) -> list[Encoding]:
+    """Return the encoding of each array in a section of several, which are sent whole."""
+    if len(run) == 1:
+        return [section.part]
+    form = section.part.values
+    sizes = [nbytes_of_values(form, each.dtype, each.size, -1) for each in run]
+    return [replace(section.part, value_bytes=size) for size in sizes]
 
 
 def checked(
@@ -274,17 +369,6 @@ def _chain(where: str, filters: Sequence[Filter]) -> FilterChain:
         tuple(f for f in filters if not isinstance(f, Quantise | Lossless)),
         next((f for f in filters if isinstance(f, Quantise)), None),
         2 in stages,
-    )
-
-
-def _check_mask(mask: object, selection: Selection, gradient: Array, sending: Sending) -> None:
-    # Integers would choose entries by their indices.
-    if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.shape == gradient.shape:
-        return
-    raise ConfigurationError(
-        f"filters[{sending.array!r}]: {type(selection).__name__}.selected returned "
-        f"{described(mask)}, expected a mask, bool{list(gradient.shape)}; nothing of update "
-        f"{sending.update} was sent"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dps.core.blocks import ShardLayout
+from dps.core.blocks import Empty, ShardLayout
 from dps.core.updates import Encoding, Operation
 from dps.errors import ShapeMismatch
 
@@ -70,16 +70,14 @@ def stretches(layout: ShardLayout, pieces: Sequence[int]) -> tuple[Stretch, ...]
 
 def encoded(accumulated: Array, selected: Array | None, values: Values, random: Random) -> Section:
     """Encode the entries of a 1-D array under a mask (None: all), in the shortest form."""
-    size, dtype = accumulated.size, accumulated.dtype
+    size = accumulated.size
     entries = size if selected is None else int(np.count_nonzero(selected))
-    kinds = ("uint16" if size <= 1 << 16 else "uint32", "bits") if entries else ("",)
-    kind = min(kinds, key=lambda kind: nbytes_of_keys(kind, size, entries))
-    whole, part = (nbytes_of_values(values, dtype, size, n) for n in (size, entries))
-    keys = np.empty(0, np.uint8)
-    if selected is None or nbytes_of_keys(kind, size, entries) >= whole - part:
+    kind, keys = form_of_keys(size, entries, accumulated.dtype, values), np.empty(0, np.uint8)
+    if kind is None:
+        entries = -1
         sent = accumulated if selected is None else np.where(selected, accumulated, 0)
-        kind, entries = "", -1
     else:
+        assert selected is not None
         sent = np.compress(selected, accumulated)  # several times as fast as `[selected]`
         if kind == "bits":
             keys = np.packbits(selected)
@@ -92,14 +90,31 @@ def encoded(accumulated: Array, selected: Array | None, values: Values, random: 
             body = _int8(sent, random())
         case "raw":
             body = np.ascontiguousarray(sent).view(np.uint8)
-    return Section(Encoding(entries, kind, values, keys.nbytes, body.nbytes), keys, body)
+    return Section(Encoding(entries, kind or "", values, keys.nbytes, body.nbytes), keys, body)
+
+
+def form_of_keys(size: int, entries: int, dtype: np.dtype[Any] | str, values: Values) -> str | None:
+    """Return the form of indices that makes an encoding short; None: it is shorter without them."""
+    kinds = ("uint16" if size <= 1 << 16 else "uint32", "bits") if entries else ("",)
+    kind = min(kinds, key=lambda kind: nbytes_of_keys(kind, size, entries))
+    whole, part = (nbytes_of_values(values, dtype, size, n) for n in (size, entries))
+    return None if nbytes_of_keys(kind, size, entries) >= whole - part else kind
 
 
 def assembled(op: Operation, sections: Sequence[Section]) -> Operation:
     """Return the operation with these sections as its payload."""
+    codec = tuple(section.part for section in sections)
+    return op._replace(gradient=payload_of(sections), codec=codec)
+
+
+def payload_of(sections: Sequence[Section], empty: Empty = np.empty) -> Array:
+    """Return the buffers of sections as one, read-only, in memory of `empty`."""
     buffers = [buffer for section in sections for buffer in (section.keys, section.values)]
-    payload = np.concatenate(buffers) if buffers else np.empty(0, np.uint8)
-    return op._replace(gradient=payload, codec=tuple(section.part for section in sections))
+    payload = empty((sum(buffer.nbytes for buffer in buffers),), "uint8")
+    if buffers:
+        np.concatenate(buffers, out=payload)
+    payload.flags.writeable = False
+    return payload
 
 
 def taken_apart(op: Operation) -> Iterator[Section]:

@@ -101,7 +101,7 @@ class SignificantlyModified(Checked):
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return where |g| is above the threshold."""
         threshold = self.threshold / sending.push if self.decay else self.threshold
-        significant: Array = np.abs(gradient) > threshold
+        significant: Array = abs(gradient) > threshold
         return significant
 
 

@@ -29,7 +29,7 @@ from dps.errors import (
     UpdatesLost,
 )
 from dps.protocol import messages as msg
-from dps.protocol.client.encoder import NO_ROWS, Encoder, Parts
+from dps.protocol.client.encoder import NO_ROWS, Encoder, MakeOutbox, Parts
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
@@ -346,6 +346,11 @@ class Client:
 
     async def _drain(self) -> None:
         await self._at_once([shard_client.drain() for shard_client in self._shard_clients])
+
+    async def filter_by(self, make: MakeOutbox) -> None:
+        """Filter gradients of arrays by other outboxes (see `Encoder.filter_by`)."""
+        async with self._turn:  # after what is being filtered
+            self.encoder.filter_by(make)
 
     def note_outcome(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         """Note the outcome of an update on a shard."""

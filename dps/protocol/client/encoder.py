@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.core.blocks import Arrays, Empty, Gathered, Layout
-from dps.core.filters.chain import Counts, Outbox, Prepared
+from dps.core.filters.chain import Counts, FilterChain, Outbox, Prepared
 from dps.core.filters.encoding import stretches
 from dps.core.rules.rule import UpdateRule, needs_base, within
 from dps.core.rules.wrappers import Clipped, frozen
@@ -26,11 +27,23 @@ from dps.core.tables.table import Rows
 from dps.core.updates import Operation
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.compression import packed
-from dps.protocol.executor import offload
+from dps.protocol.executor import INLINE_BYTES, offload
 from dps.protocol.group import Group
 
 PASSES = 8  # how often filters read a gradient, for the estimate of how long they take
 NO_ROWS: Gradients = MappingProxyType({})
+
+
+class OnDevice(Mapping[str, Any]):
+    """The gradients of arrays as tensors on a device, where they are clipped and cut."""
+
+    @abstractmethod
+    def parts(self, names: Sequence[str], clipping: Clipped | None) -> Mapping[int, Gathered]:
+        """Return the part of each shard, as its outbox takes it, and the indices of its pieces."""
+
+
+# Makes the outbox of a shard, which takes over the residuals of the present one, if there is one.
+MakeOutbox = Callable[[Layout, int, Mapping[str, FilterChain], Empty, Outbox | None], Outbox]
 
 
 class Parts(NamedTuple):
@@ -81,11 +94,25 @@ class Encoder:
         self._rule = group.rule
         self._needs_base = needs_base(group.rule)
         self._empty = empty
+        self._chains = group.filters
         shards = range(len(group.layout.shards)) if group.filters else ()
-        self._outboxes = [Outbox(group.layout, shard, group.filters) for shard in shards]
+        self._outboxes = [Outbox(group.layout, shard, group.filters, empty) for shard in shards]
+
+    def filter_by(self, make: MakeOutbox) -> None:
+        """Filter gradients of arrays by other outboxes from now on."""
+        layout, chains = self._layout, self._chains
+        old: list[Any] = self._outboxes or [None] * len(layout.shards)
+        self._outboxes = [make(layout, s, chains, self._empty, own) for s, own in enumerate(old)]
 
     def split(self, gradients: Arrays, rows: Gradients = NO_ROWS) -> Parts:
-        """Check, clip and cut an update (see the function `split`). Thread-safe."""
+        """Check, clip and cut an update (see the function `split`). Thread-safe.
+
+        Gradients on a device are checked when they are filtered, and have no rows beside them.
+        """
+        if isinstance(gradients, OnDevice):
+            still = frozen(self._rule, [*gradients])
+            names = [name for name in gradients if name not in still]
+            return Parts(gradients.parts(names, within(self._rule, Clipped)), {})
         # If a shard refused an update, another might have applied it. One shard checks for itself.
         values = len(self._layout.shards) > 1 or bool(self._outboxes)
         return split(self._layout, self._rule, gradients, rows, values=values, empty=self._empty)
@@ -141,6 +168,8 @@ class Encoder:
         """Filter a gradient for one shard, in a thread if the update is large; change nothing."""
         base = point.shards[shard].weights
         work = partial(self._outboxes[shard].prepared, operation, base.values if base else None)
+        if not isinstance(operation.gradient, np.ndarray):
+            cost = INLINE_BYTES  # the device may have to compute it first
         return await offload(lambda: _packed(work()), cost)
 
     def _committed(self, prepared: Mapping[int, Prepared]) -> dict[int, Operation]:

@@ -411,17 +411,17 @@ async def _(right, self, operation, parts, point):
 
 
 @instead_of(FilterChain, "filtered", "residual dropped", "filters")
-def _(right, self, gradient, residual, sending):
-    return right(self, gradient, None, sending)
+def _(right, self, gradient, residual, sending, device):
+    return right(self, gradient, None, sending, device)
 
 
 @instead_of(Outbox, "commit", "residual kept when it is sent", "filters")
 def _(right, self, prepared):
     before = dict(self._residuals)
     right(self, prepared)
-    for name, kept in before.items():
-        if not self._residuals[name].any():
-            self._residuals[name] = kept
+    for names, kept in before.items():
+        if not self._residuals[names].any():
+            self._residuals[names] = kept
 
 
 @instead_of(KeyLists, "_found", "list of indices of another worker", "filters")

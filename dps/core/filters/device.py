@@ -1,0 +1,119 @@
+"""Where gradients are filtered: on the host, as arrays, or on a device, as tensors of torch.
+
+A chain of filters does the same in both places. It uses the operators that arrays and tensors share
+and, for all else, the methods of a `Device`. `dps.device` has the one for tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dps.core.blocks import Empty, all_finite
+from dps.core.filters.encoding import (
+    Random,
+    Section,
+    Stretch,
+    Values,
+    encoded,
+    payload_of,
+    values_of,
+)
+from dps.core.filters.filter import Selection, Sending
+from dps.core.ranges import described
+from dps.errors import ConfigurationError
+
+Numbers = Any  # 1-D: an array, or a tensor
+Mask = Any  # booleans, in the same form
+
+
+class Device(Protocol):
+    """What a chain of filters needs, besides operators, of arrays or tensors. Thread-safe."""
+
+    def view(self, buffer: Any, stretch: Stretch) -> Numbers:
+        """Return the elements of a stretch, without a copy."""
+
+    def joined(self, parts: Sequence[Numbers]) -> Numbers:
+        """Return several parts as one."""
+
+    def zeros(self, count: int, dtype: str) -> Numbers:
+        """Return zeros."""
+
+    def where(self, mask: Mask, numbers: Numbers) -> Numbers:
+        """Return the numbers, with 0 where the mask is false."""
+
+    def all_finite(self, numbers: Numbers) -> bool:
+        """Whether there is neither NaN nor infinity."""
+        ...
+
+    def norm(self, numbers: Numbers) -> float:
+        """Return the Euclidean norm."""
+        ...
+
+    def selected(self, selection: Selection, numbers: Numbers, sending: Sending) -> Mask:
+        """Return the mask of a selection, which cannot change the numbers."""
+
+    def encoded(self, numbers: Numbers, mask: Mask, form: Values, random: Random) -> Section:
+        """Encode the entries under a mask (None: all), as `encoding.encoded` does."""
+        ...
+
+    def values(self, section: Section, like: Numbers) -> Numbers:
+        """Return the values of a section of numbers `like` these, as `encoding.values_of` does."""
+
+    def payload(self, sections: Sequence[Section], empty: Empty) -> np.ndarray:
+        """Return the buffers of sections as one, as `encoding.payload_of` does."""
+        ...
+
+    def on_host(self, numbers: Numbers) -> np.ndarray:
+        """Return the numbers as an array."""
+        ...
+
+
+class Host:
+    """The memory of this process."""
+
+    def view(self, buffer: np.ndarray, stretch: Stretch) -> np.ndarray:
+        """Return the elements of a stretch, without a copy."""
+        return stretch.view(buffer)
+
+    joined = staticmethod(np.concatenate)
+    all_finite = staticmethod(all_finite)
+    encoded = staticmethod(encoded)
+    payload = staticmethod(payload_of)
+    on_host = staticmethod(np.asarray)
+
+    def zeros(self, count: int, dtype: str) -> np.ndarray:
+        """Return zeros."""
+        return np.zeros(count, dtype)
+
+    def where(self, mask: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the numbers, with 0 where the mask is false."""
+        return np.where(mask, numbers, 0)
+
+    def values(self, section: Section, like: np.ndarray) -> np.ndarray:
+        """Return the values of a section of numbers `like` these, as `encoding.values_of` does."""
+        return values_of(section, str(like.dtype), like.size)
+
+    def norm(self, numbers: np.ndarray) -> float:
+        """Return the Euclidean norm."""
+        with np.errstate(over="ignore"):
+            return float(np.linalg.norm(numbers))
+
+    def selected(self, selection: Selection, numbers: np.ndarray, sending: Sending) -> np.ndarray:
+        """Return the mask of a selection, which cannot change the numbers."""
+        given = numbers.view()
+        given.flags.writeable = False
+        mask = selection.selected(given, sending)
+        # Integers would choose entries by their indices.
+        if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.shape == given.shape:
+            return mask
+        raise ConfigurationError(
+            f"filters[{sending.array!r}]: {type(selection).__name__}.selected returned "
+            f"{described(mask)}, expected a mask, bool{list(given.shape)}; nothing of update "
+            f"{sending.update} was sent"
+        )
+
+
+HOST = Host()
