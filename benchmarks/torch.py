@@ -33,14 +33,17 @@ ROUNDS = 7
 LEARNING_RATE = 0.01
 VOCABULARY = 512
 MEGABYTE = 1e6
-# The phases of a step, each with the file and name of its function. The remaining time is spent
-# waiting for filters, transfer and server.
+# The phases of a step, each with the files and names of its functions on the host and on a device,
+# where gradients are cut as they are collected. The rest of the time passes with waiting.
 PHASES = {
-    "computing": ("benchmarks/torch.py", "backward"),
-    "gradients to the host": ("dps/torch.py", "collected"),
-    "checking, cutting": ("client/encoder.py", "split"),
-    "weights from the server": ("core/blocks.py", "fill"),
-    "weights to the module": ("dps/torch.py", "load"),
+    "computing": (("benchmarks/torch.py", "backward"),),
+    "gradients to memory that is sent": (
+        ("dps/torch.py", "collected"),
+        ("torch_device.py", "parts"),
+    ),
+    "checking, cutting": (("client/encoder.py", "split"),),
+    "weights from the server": (("core/blocks.py", "fill"), ("torch_device.py", "fill")),
+    "weights to the module": (("dps/torch.py", "load"), ("torch_device.py", "load")),
 }
 REST = "filters, transfer, server"
 
@@ -52,7 +55,8 @@ Step = Callable[[], None]
 class Model:
     """A module, and what it is trained with.
 
-    `width` and `layers` are those of a transformer; the CNN has a shape of its own.
+    `width` and `layers` are those of a transformer; the CNN has a shape of its own. With
+    `as_device`, gradients and weights on the CPU take the path of those on a CUDA device.
     """
 
     name: str
@@ -62,6 +66,12 @@ class Model:
     width: int = 0
     layers: int = 0
     tokens: int = 0
+    as_device: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it computes, and how its gradients are handled."""
+        return f"{self.device}, as CUDA" if self.as_device else self.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,7 @@ class Variant:
 ON_CPU = (
     Model("CNN", "cpu", 30, 64),
     Model("transformer", "cpu", 5, 8, width=256, layers=4, tokens=64),
+    Model("transformer", "cpu", 5, 8, width=256, layers=4, tokens=64, as_device=True),
 )
 ON_CUDA = (
     Model("CNN", "cuda", 100, 64),
@@ -126,7 +137,7 @@ def measure(tell: Tell, rounds: int = ROUNDS) -> list[Row]:
     for model in (*ON_CPU, *(ON_CUDA if has_cuda else ())):
         for variant in VARIANTS:
             rows.append(timed(model, variant, rounds))
-            tell(f"{model.name} on {model.device}, {variant.name}: {rows[-1].share:.2f} of bare")
+            tell(f"{model.name} on {model.place}, {variant.name}: {rows[-1].share:.2f} of bare")
     return rows
 
 
@@ -163,7 +174,7 @@ def table(rows: Sequence[Row]) -> str:
         f"one worker on one core, one server, float32, medians of {rounds} rounds in turn with the",
         "bare loop of the same module (SGD) in the same process; connections over TLS",
         "",
-        f"{'module':<12} {'on':<5} {'MB':>6} {'strategy':<20} {'bare':>9} {'dps':>9}  of bare",
+        f"{'module':<12} {'on':<12} {'MB':>6} {'strategy':<20} {'bare':>9} {'dps':>9}  of bare",
     ]
     for row in rows:
         bare, replica = (1e3 * statistics.median(t) for t in (row.bare, row.replica))
@@ -172,16 +183,16 @@ def table(rows: Sequence[Row]) -> str:
         if target is not None and row.model.device == "cpu":
             verdict = f" ≥ {target:g} {'met' if row.share >= target else 'missed'}"
         lines.append(
-            f"{row.model.name:<12} {row.model.device:<5} {row.nbytes / MEGABYTE:>6.1f} "
+            f"{row.model.name:<12} {row.model.place:<12} {row.nbytes / MEGABYTE:>6.1f} "
             f"{row.variant.name:<20} {bare:>6.1f} ms {replica:>6.1f} ms {row.share:>8.2f}{verdict}"
         )
     if not any(row.model.device == "cuda" for row in rows):
         lines += ["", "No CUDA device is there: measured on the CPU alone"]
     lines += ["", "milliseconds of one step, in the thread that trains:"]
-    lines += [f"{'module':<12} {'on':<5} {'strategy':<20} " + "  ".join((*PHASES, REST))]
+    lines += [f"{'module':<12} {'on':<12} {'strategy':<20} " + "  ".join((*PHASES, REST))]
     for row in rows:
         parts = (f"{1e3 * row.phases[name]:>{len(name)}.2f}" for name in (*PHASES, REST))
-        where = f"{row.model.name:<12} {row.model.device:<5} {row.variant.name:<20} "
+        where = f"{row.model.name:<12} {row.model.place:<12} {row.variant.name:<20} "
         lines.append(where + "  ".join(parts))
     return "\n".join(lines)
 
@@ -239,6 +250,8 @@ def _train(
     import dps.torch
 
     torch.set_num_threads(1)
+    if model.as_device:
+        dps.torch.MEMORIES["cpu"] = dps.torch.MEMORIES["cuda"]
     alone, attached = made(model), made(model)
     optimizer = torch.optim.SGD(alone.parameters(), LEARNING_RATE)
     replica = dps.torch.attach(worker, attached, ahead=ahead)
@@ -275,8 +288,9 @@ def phases_of(step: Step, calls: int) -> dict[str, float]:
     profile.create_stats()
     taken = dict.fromkeys(PHASES, 0.0)
     for (file, _, name), (_, _, _, cumulative, _) in profile.stats.items():
-        for phase, (where, what) in PHASES.items():
-            if name == what and file.endswith(where):  # `Encoder.split` calls the function `split`
+        for phase, functions in PHASES.items():
+            if any(name == what and file.endswith(where) for where, what in functions):
+                # The largest: `Encoder.split` calls the function `split`.
                 taken[phase] = max(taken[phase], cumulative)
     taken[REST] = max(0.0, whole - sum(taken.values()))
     return {phase: total / calls for phase, total in taken.items()}
