@@ -17,7 +17,7 @@ import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -108,6 +108,26 @@ class Platform:
         """Start a coroutine on an event loop; a thread may wait for the future."""
         return asyncio.run_coroutine_threadsafe(request, loop)
 
+    def begin_at_once(
+        self,
+        attempt: Callable[[Future[T]], bool],
+        request: Callable[[], Coroutine[Any, Any, T]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> Future[T]:
+        """Call `attempt` on an event loop or, if that returns False, start a coroutine there."""
+        future: Future[T] = Future()
+
+        def begin() -> None:
+            try:
+                if not attempt(future):
+                    task = loop.create_task(request())
+                    task.add_done_callback(partial(_pass_on, future))
+            except Exception as error:  # noqa: BLE001 - raised by the caller
+                future.set_exception(error)
+
+        loop.call_soon_threadsafe(begin)
+        return future
+
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""
         time.sleep(seconds)
@@ -138,6 +158,15 @@ class Platform:
         """Call a function for several names at the same time; return the results in order."""
         with ThreadPoolExecutor(len(names), thread_name_prefix="dps-at-once") as threads:
             return list(threads.map(work, names))
+
+
+def _pass_on(future: Future[T], task: asyncio.Task[T]) -> None:
+    if task.cancelled():
+        future.cancel()
+    elif (error := task.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
 
 
 SYSTEM = Platform()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import numpy as np
@@ -19,6 +19,10 @@ T = TypeVar("T")
 # works; "dask" always works.
 TransportChoice = Literal["auto", "shared_memory", "stream", "dask"]
 TRANSPORTS: tuple[TransportChoice, ...] = get_args(TransportChoice)
+
+
+# Takes a reply, or an exception in its place.
+Done = Callable[[Any], None]
 
 
 class Endpoint(NamedTuple):
@@ -37,6 +41,15 @@ class Transport(Protocol):
         Raises `Unreachable` if the connection is refused or lost, and `DeadlineExceeded` if there
         is no reply within `deadline` seconds: the message may have been carried out. The bytes are
         counted as `link`: "train", "replicate", "store" or "control".
+        """
+
+    def begin(
+        self, to: Endpoint, message: Any, deadline: float, link: str, done: Done
+    ) -> Callable[[], None] | None:
+        """Send a small message at once, without a task; return a function that gives it up.
+
+        `done` is called with the reply, what `call` raises, or `TimeoutError` if it was given up.
+        None: nothing was sent, because something has to be awaited first, and `call` does that.
         """
 
     async def gone(self, address: str) -> bool:

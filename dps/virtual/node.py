@@ -107,6 +107,15 @@ class VirtualPlatform(Platform):
         self._loop.create_task(request).add_done_callback(partial(settle, future))
         return future
 
+    def begin_at_once(
+        self,
+        attempt: Callable[[Future[T]], bool],
+        request: Callable[[], Coroutine[Any, Any, T]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> Future[T]:
+        """Start a coroutine, as `begin` does: there are no connections without tasks here."""
+        return self.begin(request(), loop)
+
     def sleep(self, seconds: float) -> None:
         """Let `seconds` of virtual time pass."""
         self._loop.wait(lambda wake: None, max(0.0, seconds))

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from dps.protocol.messages import (
     Table,
     Waiting,
 )
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import Done, Endpoint
 from dps.virtual import network
 from dps.virtual.loop import EPOCH_SECONDS, VirtualLoop, only_errors
 from dps.virtual.network import refuse, unless_torn
@@ -461,6 +462,25 @@ class SimTransport:
                 text = f"{what} took {late:g} s more than its deadline"
                 self._network.report(Violation("deadline", text))
         return courier.decode(reply)
+
+    def begin(
+        self, to: Endpoint, message: Any, deadline: float, link: str, done: Done
+    ) -> Callable[[], None]:
+        """Send a message, as if there were a connection (see `Transport`)."""
+
+        async def bring() -> None:
+            try:
+                end(await self.call(to, message, deadline, link))
+            except Exception as error:  # noqa: BLE001 - the caller gets any error
+                end(error)
+
+        def end(reply: Any) -> None:
+            if waiting:
+                waiting.clear()
+                done(reply)
+
+        waiting = [asyncio.create_task(bring())]
+        return partial(end, TimeoutError())
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array to send (see `dps.protocol.transport.Transport`), in any memory."""

@@ -10,7 +10,7 @@ They are computed when they are requested. Without the package prometheus_client
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import accumulate
@@ -20,7 +20,7 @@ import numpy as np
 
 from dps.cluster.node.member import Member
 from dps.cluster.platform import SYSTEM, made_once, platform_of, state_of
-from dps.cluster.transport.calls import Meter, answer
+from dps.cluster.transport.calls import Meter, begin_answer
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_number, is_name
 from dps.core.ranges import shown
@@ -94,10 +94,19 @@ class HostActor:
         """Carry out one message; returns the frames of its reply, which may carry an error."""
         if self._links.disturbed:
             await self._links.passage("in")
-        reply = await answer(self._host.handle, self._meter, link, list(frames))
+        begun = self._begin_answer(link, list(frames))
+        reply = begun if isinstance(begun, list) else await begun
         if self._links.disturbed:
             await self._links.passage("out")
         return reply
+
+    def begin(
+        self, link: str, *frames: np.ndarray
+    ) -> wire.Frames | Coroutine[Any, Any, wire.Frames]:
+        """Carry out one message as `handle` does, at once if nothing has to be waited for."""
+        if self._links.disturbed:
+            return self.handle(link, *frames)
+        return self._begin_answer(link, list(frames))
 
     def states(self) -> dict[int, ShardState]:
         """Return the state of each replica on this node, for checks."""
@@ -115,9 +124,14 @@ class HostActor:
         self._member.port.handlers.pop(self._key, None)
         await self._member.exit()
 
+    def _begin_answer(
+        self, link: str, frames: wire.Frames
+    ) -> wire.Frames | Coroutine[Any, Any, wire.Frames]:
+        return begin_answer(self._host.at_once, self._host.handle, self._meter, link, frames)
+
     def _start(self) -> None:
         self._member.enter()
-        self._member.port.handlers[self._key] = self.handle
+        self._member.port.handlers[self._key] = self.begin
         self._member.tasks.start(self._begin())
         self._member.tasks.start(self._member.finish_when_released(self._key, self.finish))
         if self._group.recorded:

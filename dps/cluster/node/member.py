@@ -175,6 +175,12 @@ class Member:
         """Start a coroutine on the node's event loop; any thread may wait for the future."""
         return self.platform.begin(request, self.dask_worker.loop.asyncio_loop)
 
+    def begin_at_once(
+        self, attempt: Callable[[Future[T]], bool], request: Callable[[], Coroutine[Any, Any, T]]
+    ) -> Future[T]:
+        """Call `attempt` on the node's event loop or, if that returns False, start a coroutine."""
+        return self.platform.begin_at_once(attempt, request, self.dask_worker.loop.asyncio_loop)
+
     def enter(self) -> None:
         """Use the node until `exit`: until then it is watched, and does not end."""
         leave_of(self.dask_worker).enter(self._group.name)

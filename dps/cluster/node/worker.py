@@ -7,9 +7,10 @@ on the node's event loop, so a push continues while the function computes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -163,7 +164,9 @@ class Worker:
         self.consistency: Consistency = client.group.consistency
         self._client = client
         self._platform = member.platform
-        self._begin = member.begin
+        self._member = member
+        self._begin_at_once = member.begin_at_once
+        self._requests: list[Future[Any]] = []  # those that may be under way
         self._report = report
         self._leave = leave_of(member.dask_worker)
         self._given: ReadPoint | None = None
@@ -477,7 +480,19 @@ class Worker:
             failed.set_exception(error)
             return failed
         self.pushed += 1
-        return self._begin(self._client.push_parts(parts, pull, computed_on or self._given))
+        update = parts, pull, computed_on or self._given
+        request = partial(self._client.push_parts, *update)
+        self._requests = [sent for sent in self._requests if not sent.done()]
+        if self._requests:  # it must not overtake one whose task has not begun
+            return self._begin(request())
+        pushed = self._begin_at_once(partial(self._client.begin_push, *update), request)
+        self._requests.append(pushed)
+        return pushed
+
+    def _begin(self, request: Coroutine[Any, Any, T]) -> Future[T]:
+        begun = self._member.begin(request)
+        self._requests.append(begun)
+        return begun
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
         return self._client.own_weights(self._newest(pushed), private)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -22,7 +22,13 @@ from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
 from dps.cluster.platform import made_once, split_address, state_of
-from dps.cluster.transport.connection import LARGE_BYTES, NoSuchKey, log_failure
+from dps.cluster.transport.connection import (
+    JOIN_BYTES,
+    LARGE_BYTES,
+    Connection,
+    NoSuchKey,
+    log_failure,
+)
 from dps.cluster.transport.port import AS_CHOSEN, Port
 from dps.errors import (
     CoordinatorGone,
@@ -34,7 +40,7 @@ from dps.errors import (
     Unreachable,
 )
 from dps.protocol import wire
-from dps.protocol.transport import Endpoint, TransportChoice
+from dps.protocol.transport import Done, Endpoint, TransportChoice
 
 COORDINATOR_PREFIX = "dps_coordinator_"
 PROBE_SECONDS = 0.25
@@ -62,6 +68,7 @@ def meter_of(dask_worker: Worker, group: str) -> Meter:
 
 # -- injected conditions ---------------------------------------------------------------------------
 
+Handle = Callable[[Any], Awaitable[Any]]  # carries out a message
 Direction = Literal["in", "out"]
 BOTH: tuple[Direction, ...] = ("in", "out")
 
@@ -192,10 +199,9 @@ class ClusterTransport:
             # tornado raises such a ValueError if the peer of a new TLS connection ends.
             if isinstance(error, ValueError) and "IOStream is not idle" not in str(error):
                 raise
-            call = f"{type(message).__name__} to {to.key} at {to.address}"
             if scope.expired():  # any other TimeoutError is of a step on the way
-                raise DeadlineExceeded(f"{call}: no reply in {deadline:g} s") from None
-            raise Unreachable(f"{call}: {error}") from error
+                raise _late(to, type(message), deadline) from None
+            raise _unreachable(to, type(message), error) from error
         except RuntimeError as error:
             if "ConnectionPool is closed" not in str(error):  # a message of Dask
                 raise
@@ -203,13 +209,32 @@ class ClusterTransport:
         except NoSuchKey:
             name = to.key.removeprefix(COORDINATOR_PREFIX)
             if name == to.key:
-                raise NotServing(f"there is no {to.key} at {to.address}") from None
+                raise _not_serving(to) from None
             raise CoordinatorGone(
                 f"parameter server {name} is closed, or its Dask scheduler was started again: it "
                 "takes no more workers, and what they ask for is not carried out"
             ) from None
         self._meter.received[link] += wire.size(reply)
         return wire.decode(reply)
+
+    def begin(
+        self, to: Endpoint, message: Any, deadline: float, link: str, done: Done
+    ) -> Callable[[], None] | None:
+        """Send a small message at once (see `dps.protocol.transport.Transport`)."""
+        kind = type(message)
+        if self._port is None or self._links.disturbed or (to.key, kind) in self._large:
+            return None
+        way = self._port.known_way(to.address, self._wanted, large=False)
+        if way is None or way.connection is None:
+            return None
+        frames = wire.encode(message)
+        nbytes = wire.size(frames)
+        if nbytes > JOIN_BYTES:
+            return None
+        self._meter.sent[link] += nbytes
+        begun = _Begun(self, to, kind, link, done)
+        begun.send(self._port, way.connection, frames, deadline)
+        return begun.give_up
 
     async def gone(self, address: str) -> bool:
         """Whether no process listens at the address (see `dps.protocol.transport.Transport`).
@@ -311,6 +336,67 @@ class ClusterTransport:
             asking.exception()  # so that asyncio does not log it
 
 
+class _Begun:
+    """A request that was sent by `ClusterTransport.begin`: where its reply arrives."""
+
+    def __init__(
+        self, transport: ClusterTransport, to: Endpoint, kind: type, link: str, done: Done
+    ) -> None:
+        self._meter = transport._meter
+        self._to, self._kind, self._link = to, kind, link
+        self._done = done
+
+    def send(
+        self, port: Port, connection: Connection, frames: wire.Frames, deadline: float
+    ) -> None:
+        self._connection = connection
+        self._timer = asyncio.get_running_loop().call_later(deadline, self._expire, port, deadline)
+        self._number = connection.begin(self._to.key, self._link, frames, self)
+
+    def done(self) -> bool:
+        return False  # the connection forgets it at its end
+
+    def set_result(self, frames: wire.Frames) -> None:
+        self._meter.received[self._link] += wire.size(frames)
+        try:
+            reply = wire.decode(frames)
+        except Exception as error:  # noqa: BLE001 - raised by the caller
+            reply = error
+        self._end(reply)
+
+    def set_exception(self, error: Exception) -> None:
+        if isinstance(error, NoSuchKey):
+            error = _not_serving(self._to)
+        elif isinstance(error, OSError):
+            error = _unreachable(self._to, self._kind, error)
+        self._end(error)
+
+    def give_up(self) -> None:
+        self._end(TimeoutError())
+
+    def _expire(self, port: Port, deadline: float) -> None:
+        port.doubt(self._connection)
+        self._end(_late(self._to, self._kind, deadline))
+
+    def _end(self, reply: Any) -> None:
+        self._timer.cancel()
+        self._connection.forget(self._number)
+        self._done(reply)
+
+
+def _late(to: Endpoint, kind: type, deadline: float) -> DeadlineExceeded:
+    call = f"{kind.__name__} to {to.key} at {to.address}"
+    return DeadlineExceeded(f"{call}: no reply in {deadline:g} s")
+
+
+def _unreachable(to: Endpoint, kind: type, error: Exception) -> Unreachable:
+    return Unreachable(f"{kind.__name__} to {to.key} at {to.address}: {error}")
+
+
+def _not_serving(to: Endpoint) -> NotServing:
+    return NotServing(f"there is no {to.key} at {to.address}")
+
+
 def _is_large(frames: wire.Frames) -> bool:
     return any(frame.nbytes >= LARGE_BYTES for frame in frames)
 
@@ -334,14 +420,41 @@ def thawed(frames: Sequence[bytes]) -> wire.Frames:
     return [np.frombuffer(frame, np.uint8) for frame in frames]
 
 
-async def answer(handle: Any, meter: Meter, link: str, frames: wire.Frames) -> wire.Frames:
+async def answer(handle: Handle, meter: Meter, link: str, frames: wire.Frames) -> wire.Frames:
     """Decode a request, pass it to `handle`, and return the frames of its reply."""
+    reply = begin_answer(lambda message: None, handle, meter, link, frames)
+    return reply if isinstance(reply, list) else await reply
+
+
+def begin_answer(
+    at_once: Callable[[Any], Any], handle: Handle, meter: Meter, link: str, frames: wire.Frames
+) -> wire.Frames | Coroutine[Any, Any, wire.Frames]:
+    """Decode a request and pass it to `at_once` or, if that returns None, to `handle`.
+
+    Returns the frames of its reply, or what to await for them.
+    """
     meter.received[link] += wire.size(frames)
     try:
-        reply = wire.encode(await handle(wire.decode(frames)))
-    except DpsError as error:
-        reply = wire.encode(error)
-    except Exception as error:  # noqa: BLE001 - a defect: the caller must not retry
-        reply = wire.encode(RemoteError(log_failure(error)))
-    meter.sent[link] += wire.size(reply)
-    return reply
+        message = wire.decode(frames)
+        reply = at_once(message)
+        if reply is None:
+            return _answered(handle, meter, link, message)
+        frames = wire.encode(reply)
+    except Exception as error:  # noqa: BLE001 - raised at the other end
+        frames = _raised(error)
+    meter.sent[link] += wire.size(frames)
+    return frames
+
+
+async def _answered(handle: Handle, meter: Meter, link: str, message: Any) -> wire.Frames:
+    try:
+        frames = wire.encode(await handle(message))
+    except Exception as error:  # noqa: BLE001 - raised at the other end
+        frames = _raised(error)
+    meter.sent[link] += wire.size(frames)
+    return frames
+
+
+def _raised(error: Exception) -> wire.Frames:
+    # Any other error is a defect: the caller must not retry.
+    return wire.encode(error if isinstance(error, DpsError) else RemoteError(log_failure(error)))

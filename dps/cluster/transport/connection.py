@@ -16,11 +16,12 @@ import os
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import prod
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,7 +51,8 @@ PARTS = 64
 NO_KEY = ""  # that no handler has, so a request for it is refused at once
 NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a message of its own
 
-Handler = Callable[..., Awaitable[wire.Frames]]
+# Carries out a request; returns the frames of its reply, or what to await for them.
+Handler = Callable[..., wire.Frames | Coroutine[Any, Any, wire.Frames]]
 Place = tuple[Held, int]  # a segment, and the offset of a frame in it
 
 _log = logging.getLogger("dps.transport")
@@ -87,6 +89,20 @@ class _Outgoing:
             self.buffers[0] = self.buffers[0][sent:]
 
 
+class Arrival(Protocol):
+    """Where a reply arrives, such as an `asyncio.Future`."""
+
+    def done(self) -> bool:
+        """Whether it has arrived, or is not awaited any more."""
+        ...
+
+    def set_result(self, result: wire.Frames, /) -> None:
+        """Take the frames of the reply."""
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """Take what `Connection.call` raises."""
+
+
 class Connection:
     """One end of a connection between two processes. Used from its event loop.
 
@@ -111,7 +127,7 @@ class Connection:
         self._queue: deque[_Outgoing] = deque()
         self._writing = False
         self._requests = count(1)
-        self._waiting: dict[int, asyncio.Future[wire.Frames]] = {}
+        self._waiting: dict[int, Arrival] = {}
         self._replies = Tasks(lambda error: self.close(f"a reply could not be sent: {error!r}"))
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
@@ -119,6 +135,22 @@ class Connection:
         self._retired = False
         self.lost = False  # whether it is unusable
         self._loop.add_reader(self._fd, self._readable)
+
+    def begin(self, key: str, link: str, frames: wire.Frames, arrival: Arrival) -> int:
+        """Send a small request, which is copied; return its number, for `forget`.
+
+        The arrival gets the reply, or what `call` raises.
+        """
+        number = next(self._requests)
+        self._waiting[number] = arrival
+        self._sent(Kind.REQUEST, number, Description(key, link), frames, [None] * len(frames))
+        return number
+
+    def forget(self, number: int) -> None:
+        """Wait no longer for a reply."""
+        self._waiting.pop(number, None)
+        if self._retired and not self._waiting:
+            self.close()
 
     async def call(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
         """Send a request and return the frames of its reply, which are read-only.
@@ -140,11 +172,9 @@ class Connection:
                 self._give_up(message)
             raise
         finally:
-            self._waiting.pop(number, None)
             if reply.done() and not reply.cancelled():
                 reply.exception()  # asyncio would log one that came too late to be raised
-            if self._retired and not self._waiting:
-                self.close()
+            self.forget(number)
 
     async def is_alive(self, within: float) -> bool:
         """Return whether the other end answers, or receives some of a large message, in time."""
@@ -184,6 +214,9 @@ class Connection:
 
     # -- sending -------------------------------------------------------------------------------
 
+    def _needs_place(self, frame: np.ndarray) -> bool:
+        return self._pool is not None and frame.nbytes >= LARGE_BYTES
+
     async def _places(self, frames: wire.Frames) -> list[Place | None]:
         """Put large frames into segments; return the segment and offset of each that is in one."""
         places: list[Place | None] = [None] * len(frames)
@@ -192,7 +225,7 @@ class Connection:
         to_copy: list[int] = []
         lying: set[int] = set()
         for index, frame in enumerate(frames):
-            if frame.nbytes >= LARGE_BYTES:
+            if self._needs_place(frame):
                 own = memory.held_by(frame) if frame.flags.c_contiguous else None
                 # One descriptor is for the copies.
                 if own is None or own.mapping.fd < 0 or len(lying) == MOST_DESCRIPTORS - 1:
@@ -333,7 +366,7 @@ class Connection:
             if handler is None:
                 self._sent(Kind.NOBODY, message.number, Description(about.text))
             else:
-                self._replies.start(self._reply(message.number, handler, about.link, frames))
+                self._carry_out(message.number, handler, about.link, frames)
             return
         if message.kind is Kind.NO_MEMORY:
             self.close(about.text, avoid=True)
@@ -348,18 +381,34 @@ class Connection:
             case Kind.FAILED:
                 waiting.set_exception(RemoteError(about.text))
 
-    async def _reply(self, number: int, handler: Handler, link: str, frames: wire.Frames) -> None:
+    def _carry_out(self, number: int, handler: Handler, link: str, frames: wire.Frames) -> None:
+        """Begin to carry out a request; send its reply now, if that needs no wait."""
         try:
-            working = handler(link, *frames)
+            begun = handler(link, *frames)
             frames.clear()
-            reply = await working
+            if isinstance(begun, list) and not any(map(self._needs_place, begun)):
+                self._sent(Kind.REPLY, number, Description(), begun, [None] * len(begun))
+                return
+        except Exception as error:  # noqa: BLE001 - the caller gets any error
+            self._failed(number, error)
+        else:
+            self._replies.start(self._reply(number, begun))
+
+    async def _reply(
+        self, number: int, begun: wire.Frames | Coroutine[Any, Any, wire.Frames]
+    ) -> None:
+        try:
+            reply = begun if isinstance(begun, list) else await begun
             places = await self._places(reply)
             if not self.lost:
                 self._sent(Kind.REPLY, number, Description(), reply, places)
         except Exception as error:  # noqa: BLE001 - the caller gets any error
-            text = log_failure(error)
-            if not self.lost:
-                self._sent(Kind.FAILED, number, Description(text))
+            self._failed(number, error)
+
+    def _failed(self, number: int, error: Exception) -> None:
+        text = log_failure(error)
+        if not self.lost:
+            self._sent(Kind.FAILED, number, Description(text))
 
     def _send_news(self) -> None:
         """Report the ends of loans, if no other message has; repeat while there are loans."""

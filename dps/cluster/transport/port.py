@@ -207,14 +207,21 @@ class Port:
         cannot be reached at all.
         """
         key = address, wanted, large
-        known = self._ways.get(key)
-        if known is not None and known.until > time.monotonic():  # and it is not lost
+        known = self.known_way(*key)
+        if known is not None:
             return known
         looking = self._looking.get(key)
         if looking is None:
             looking = self._looking[key] = self._start(self._look(*key))
             looking.add_done_callback(lambda task: self._looked(key, task))
         return await asyncio.shield(looking)  # others may wait for it too
+
+    def known_way(self, address: str, wanted: TransportChoice, large: bool) -> Way | None:
+        """Return the way that was found before, unless it is time to look for a better one."""
+        known = self._ways.get((address, wanted, large))
+        if known is None or known.until <= time.monotonic():
+            return None
+        return known  # it is not lost
 
     def doubt(self, connection: Connection) -> None:
         """Test a connection on which a reply is late.

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,6 +42,7 @@ from dps.protocol.transport import Transport, Watched
 from dps.recovery.durability import WorkerContext
 
 T = TypeVar("T")
+Pushed = Future[int] | asyncio.Future[int]  # gets the number of an update once it is acknowledged
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class Client:
         # Held while a request is prepared, and while the worker enters. Whoever releases it sends
         # the request at once, so requests reach each shard in the order they were made in.
         self._turn = asyncio.Lock()
+        self._under_way = 0  # requests to shards, whose tasks may not have begun
         self._given_up = False
         self._dropped: set[tuple[int, UpdateId]] = set()
         self._rows_read_as: set[int] = set()  # incarnations, since the last push
@@ -229,9 +233,13 @@ class Client:
         rows: Gradients = NO_ROWS,
         computed_on: ReadPoint | None = None,
     ) -> int:
-        """Push gradients as one update: `Encoder.split`, then `push_parts`."""
+        """Push gradients as one update: `Encoder.split`, then `begin_push` or `push_parts`."""
         self.may_go_on()
-        return await self.push_parts(self.encoder.split(gradients, rows), pull, computed_on)
+        parts = self.encoder.split(gradients, rows)
+        pushed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self.begin_push(parts, pull, computed_on, pushed):
+            return await pushed
+        return await self.push_parts(parts, pull, computed_on)
 
     async def push_parts(
         self, parts: Parts, pull: bool = False, computed_on: ReadPoint | None = None
@@ -263,6 +271,10 @@ class Client:
                 operations = await self.encoder.operations(operation, parts, point)
             self._seq += 1
         await self._send(update, operations, pull)
+        return await self._returned(update, pull)
+
+    async def _returned(self, update: UpdateId, pull: bool) -> int:
+        """Return the number of an update that was sent; enter again first if need be."""
         self.may_go_on()
         # A worker enters when all shards are served: joins are not buffered in an outage.
         enters = self._given_up and all(view.serving for view in (await self.router.table()).views)
@@ -272,6 +284,62 @@ class Client:
             if pull:
                 await self.pull()
         return update.seq
+
+    def begin_push(
+        self, parts: Parts, pull: bool, computed_on: ReadPoint | None, pushed: Pushed
+    ) -> bool:
+        """Push as `push_parts` does, without a task, if nothing is under way, and nothing unusual.
+
+        Returns whether it has begun; then `pushed` gets what `push_parts` returns or raises.
+        """
+        self.may_go_on()
+        shards = self._shards if pull else sorted({*parts.dense, *parts.rows})
+        is_plain = not (self._ticks or self.encoder.filters or self._given_up or self._evicted)
+        is_free = not (self._under_way or self._turn.locked())
+        touched = parts.dense.keys() | parts.rows.keys()
+        if not (is_plain and is_free and touched.issuperset(shards)):
+            return False
+        update = self._reader._replace(seq=self._seq + 1)
+        point = computed_on or self.read_point()
+        operations = self.encoder.plain_operations(Operation("gradient", update), parts, point)
+        waiting, errors = set(shards), []
+
+        def ended(shard: int, error: Exception | None) -> None:
+            waiting.discard(shard)
+            if error is not None:
+                errors.append(error)
+            if not waiting:
+                self._end_push(update, pull, errors, pushed)
+
+        for shard in shards:
+            done, client = partial(ended, shard), self._shard_clients[shard]
+            if not client.begin_push(operations[shard], pull, done):
+                if shard == shards[0]:
+                    return False
+                self.tasks.start(client.push_later(operations[shard], pull, done))
+        self._under_way += 1
+        self._seq += 1
+        self._rows_read_as = set()
+        return True
+
+    def _end_push(
+        self, update: UpdateId, pull: bool, errors: Sequence[Exception], pushed: Pushed
+    ) -> None:
+        self._under_way -= 1
+        if pushed.done():
+            return  # it was cancelled
+        if errors:
+            pushed.set_exception(errors[0])
+        elif self._ended or self._given_up or self._evicted or self._caller.is_cancelled():
+            self.tasks.start(self._end_later(update, pull, pushed))
+        else:
+            pushed.set_result(update.seq)
+
+    async def _end_later(self, update: UpdateId, pull: bool, pushed: Pushed) -> None:
+        try:
+            pushed.set_result(await self._returned(update, pull))
+        except Exception as error:  # noqa: BLE001 - raised by the caller
+            pushed.set_exception(error)
 
     async def _send(
         self, update: UpdateId, operations: Mapping[int, Operation], pull: bool
@@ -520,9 +588,13 @@ class Client:
         With one shard, a task would take longer than the rest. Otherwise each request has a task,
         also a single one: it must not overtake others whose tasks have not begun.
         """
-        if len(self._shards) == 1 and not self.group.restores_together:
-            return [await request for request in requests]
-        return list(await asyncio.gather(*requests))
+        self._under_way += 1
+        try:
+            if len(self._shards) == 1 and not self.group.restores_together:
+                return [await request for request in requests]
+            return list(await asyncio.gather(*requests))
+        finally:
+            self._under_way -= 1
 
 
 async def _outcome(request: Awaitable[T]) -> T | Exception:

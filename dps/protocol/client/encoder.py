@@ -98,6 +98,11 @@ class Encoder:
         shards = range(len(group.layout.shards)) if group.filters else ()
         self._outboxes = [Outbox(group.layout, shard, group.filters, empty) for shard in shards]
 
+    @property
+    def filters(self) -> bool:
+        """Whether gradients of arrays pass filters."""
+        return bool(self._outboxes)
+
     def filter_by(self, make: MakeOutbox) -> None:
         """Filter gradients of arrays by other outboxes from now on."""
         layout, chains = self._layout, self._chains
@@ -126,14 +131,20 @@ class Encoder:
         `NonFiniteGradient` because a gradient with what was withheld before is too large, nothing
         is changed.
         """
+        if not self._outboxes:
+            return self.plain_operations(operation, parts, point)
         dense = {shard: _plain(operation, part) for shard, part in parts.dense.items()}
-        if self._outboxes:
-            cost = PASSES * sum(op.nbytes for op in dense.values())
-            work = [self._prepared(shard, op, point, cost) for shard, op in dense.items()]
-            dense = self._committed(dict(zip(dense, await asyncio.gather(*work), strict=True)))
-        made = dict.fromkeys(parts.rows, operation) | dense
-        made |= {s: made[s]._replace(rows=rows) for s, rows in parts.rows.items()}
-        return self._based(made, point)
+        cost = PASSES * sum(op.nbytes for op in dense.values())
+        work = [self._prepared(shard, op, point, cost) for shard, op in dense.items()]
+        dense = self._committed(dict(zip(dense, await asyncio.gather(*work), strict=True)))
+        return self._based(_with_rows(dense, parts, operation), point)
+
+    def plain_operations(
+        self, operation: Operation, parts: Parts, point: ReadPoint
+    ) -> dict[int, Operation]:
+        """Return the operations of an update that passes no filters."""
+        dense = {shard: _plain(operation, part) for shard, part in parts.dense.items()}
+        return self._based(_with_rows(dense, parts, operation), point)
 
     async def remainders(self, operation: Operation, point: ReadPoint) -> dict[int, Operation]:
         """Return all that is withheld as one more update; as `operations`."""
@@ -181,6 +192,13 @@ class Encoder:
 def _plain(operation: Operation, part: Gathered) -> Operation:
     gradient, pieces = part
     return operation._replace(gradient=gradient, pieces=pieces)
+
+
+def _with_rows(
+    dense: Mapping[int, Operation], parts: Parts, operation: Operation
+) -> dict[int, Operation]:
+    made = dict.fromkeys(parts.rows, operation) | dict(dense)
+    return made | {shard: made[shard]._replace(rows=rows) for shard, rows in parts.rows.items()}
 
 
 def _packed(prepared: Prepared) -> Prepared:

@@ -12,13 +12,14 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from dps.errors import CoordinatorGone, GroupClosed, NotServing, TransportError
 from dps.protocol.group import Group
 from dps.protocol.messages import GetTable, ReportFailure, ReportLink, Table, View
 from dps.protocol.tasks import Tasks, internal_error
-from dps.protocol.transport import Endpoint, Transport
+from dps.protocol.transport import Done, Endpoint, Transport
 
 _log = logging.getLogger("dps.client")
 
@@ -36,6 +37,8 @@ class Router:
         self._is_watching = False
         self._reported: set[Endpoint] = set()
         self._calls: dict[asyncio.Timeout, tuple[int, Endpoint, bool]] = {}
+        self._numbers = count()
+        self._begun: dict[int, tuple[Callable[[], None], tuple[int, Endpoint, bool]]] = {}
         self._listeners: list[Callable[[Table], None]] = []
 
     async def close(self) -> None:
@@ -57,6 +60,14 @@ class Router:
     def closed(self) -> bool:
         """Whether the group is known to be closed; its coordinator has ended or soon will."""
         return self._table is not None and self._table.closed
+
+    def served(self, shard: int) -> View | None:
+        """Return the view of a shard; None: it is not served, or that is not known here."""
+        table = self._table
+        if table is None or table.closed or self._failure is not None:
+            return None
+        view = table.views[shard]
+        return view if view.serving else None
 
     async def table(self) -> Table:
         """Return the latest table that is known here; raises `GroupClosed` in a closed group."""
@@ -114,6 +125,22 @@ class Router:
             finally:
                 del self._calls[scope]
 
+    def begin(
+        self, view: View, to: Endpoint, request: Any, deadline: float, link: str, done: Done
+    ) -> bool:
+        """Call a replica as `call` does, without a task (see `Transport.begin`), if possible."""
+
+        def ended(reply: Any) -> None:
+            self._begun.pop(number, None)
+            done(reply)
+
+        number = next(self._numbers)
+        give_up = self.transport.begin(to, request, deadline, link, ended)
+        if give_up is None:
+            return False
+        self._begun[number] = give_up, (view.shard, to, to == view.chain[0])
+        return True
+
     def report(self, host: Endpoint, request: ReportLink | None = None) -> None:
         """Report to the coordinator that a call to a host failed, or has failed for a while.
 
@@ -165,9 +192,16 @@ class Router:
         news.set()
         for listener in self._listeners:
             listener(table)
-        for scope, (shard, to, as_head) in self._calls.items():
-            now = table.views[shard]
-            able = now.chain[:1] if as_head else now.chain
-            if (table.closed or not now.serving or to not in able) and not scope.expired():
+        for scope, call in self._calls.items():
+            if self._is_vain(*call) and not scope.expired():
                 scope.reschedule(asyncio.get_running_loop().time())
+        for give_up in [give_up for give_up, call in self._begun.values() if self._is_vain(*call)]:
+            give_up()
         return table
+
+    def _is_vain(self, shard: int, to: Endpoint, as_head: bool) -> bool:
+        """Whether the replica that was called is no longer the one to ask."""
+        assert self._table is not None
+        now = self._table.views[shard]
+        able = now.chain[:1] if as_head else now.chain
+        return self._table.closed or not now.serving or to not in able

@@ -39,7 +39,7 @@ from dps.protocol import messages as msg
 from dps.protocol.client.read_point import Copy, ShardRead
 from dps.protocol.compression import KnownKeys, applicable, decoded_bytes
 from dps.protocol.executor import offload
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import Done, Endpoint
 
 if TYPE_CHECKING:
     from dps.protocol.client.client import Client
@@ -105,14 +105,64 @@ class ShardClient:
             else:
                 self._since_read += 1
                 self._number = op.id.seq
-            try:
-                attempt, meanwhile = partial(self._push, op, pull), partial(self._buffer, op)
-                reply = await self._until_served(f"push of {op.id}", attempt, meanwhile)
-            except Evicted:
-                self._drop([op])
+            await self._deliver(op, pull)
+
+    async def _deliver(self, op: Operation, pull: bool) -> None:
+        try:
+            attempt, meanwhile = partial(self._push, op, pull), partial(self._buffer, op)
+            reply = await self._until_served(f"push of {op.id}", attempt, meanwhile)
+        except Evicted:
+            self._drop([op])
+        else:
+            if pull and reply.weights is None:
+                await self._read(op.id._replace(seq=0))
+
+    def begin_push(self, op: Operation, pull: bool, done: Done) -> bool:
+        """Push an update as `push` does, without a task, if nothing has to be awaited before.
+
+        Returns whether it has begun; then `done` is called with an exception, or None. Whatever is
+        not a plain ack is left to a task, which sends the update again.
+        """
+        view = self._router.served(self._shard)
+        if view is None or self._held or self._must_tell(view) or not _taken(self._turn):
+            return False
+        request = msg.Push(view.shard, view.epoch, op, pull, self._timings.hold)
+        deadline = self._timings.call + self._timings.hold
+
+        def replied(reply: Any) -> None:
+            if isinstance(reply, msg.Pushed) and (reply.weights is not None or not pull):
+                self._acked(op, view.epoch, reply)
+                self._turn.release()
+                done(None)
             else:
-                if pull and reply.weights is None:
-                    await self._read(op.id._replace(seq=0))
+                self._client.tasks.start(self._end_push(op, pull, done))
+
+        self._since_read += 1
+        self._number = op.id.seq
+        if self._router.begin(view, view.chain[0], request, deadline, "train", replied):
+            return True
+        self._since_read -= 1
+        self._turn.release()
+        return False
+
+    async def push_later(self, op: Operation, pull: bool, done: Done) -> None:
+        """Push as `push` does, and call `done` as `begin_push` does."""
+        try:
+            await self.push(op, pull)
+        except Exception as error:  # noqa: BLE001 - raised by the caller
+            done(error)
+        else:
+            done(None)
+
+    async def _end_push(self, op: Operation, pull: bool, done: Done) -> None:
+        error: Exception | None = None
+        try:
+            await self._deliver(op, pull)
+        except Exception as raised:  # noqa: BLE001 - raised by the caller
+            error = raised
+        finally:
+            self._turn.release()
+        done(error)
 
     async def pull(self, reader: UpdateId) -> None:
         """Read the weights; during an outage the last ones may have to do."""
@@ -337,12 +387,16 @@ class ShardClient:
 
         So may a mailbox, and a replay policy may leave out what was buffered.
         """
-        if not self._tells or self._last is None or self._told_in == view.epoch:
+        if not self._must_tell(view):
             return
+        assert self._last is not None
         join = Operation("join", self._last)
         request = msg.Push(view.shard, view.epoch, join, False, self._timings.hold)
         await self._ask(view, view.chain[0], request)
         self._told_in = view.epoch
+
+    def _must_tell(self, view: msg.View) -> bool:
+        return self._tells and self._last is not None and self._told_in != view.epoch
 
     async def _flush_held(self, view: msg.View) -> bool:
         """Apply the gradients that are buffered here; they come before newer ones.
@@ -447,3 +501,14 @@ class ShardClient:
             self._why, self._waits_for_workers = reply.reason, reply.for_workers
             return None
         return reply
+
+
+def _taken(turn: asyncio.Lock) -> bool:
+    """Acquire a lock if that needs no wait; return whether it was acquired."""
+    acquiring = turn.acquire()
+    try:
+        acquiring.send(None)
+    except StopIteration:
+        return True
+    acquiring.close()
+    return False

@@ -57,6 +57,11 @@ class CommitLog:
         self.interrupt()
         self._replica.wake(self._waiting)
 
+    @property
+    def is_immediate(self) -> bool:
+        """Whether an operation is committed as soon as it is applied."""
+        return self.successor is None and self._replica.persistence.immediate
+
     def append(self, op: Operation) -> None:
         """Commit an operation that was just applied, now if that needs no wait, else in `run`."""
         self._log.append((self._replica.state.index, op))
@@ -144,7 +149,7 @@ class CommitLog:
 
     def _proceed(self) -> None:
         """Commit what is applied: at once if nothing has to be waited for."""
-        if self.successor is None and self._replica.persistence.immediate:
+        if self.is_immediate:
             self.set_committed(self._replica.state)
         else:
             self._pending.set()

@@ -34,7 +34,7 @@ from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Applied, Promoted, Replayed, ReplicaAdded
 from dps.protocol import messages as msg
 from dps.protocol.compression import applicable, decoded_bytes, dense
-from dps.protocol.executor import offload
+from dps.protocol.executor import INLINE_BYTES, offload
 from dps.protocol.server.batching import Batching, evicted
 from dps.protocol.server.commit_log import CommitLog, Waiters
 from dps.protocol.server.copies import SentCopies
@@ -82,6 +82,9 @@ class Replica:
         holder = f"{node.me.address}/{node.me.key}/{view.epoch}/{node.clock.now()}"
         self._copies = SentCopies(layout, view.shard, group.pull_filters, holder)
         self._batching = Batching(self, tasks)
+        # Whether requests wait for other workers, or for a cut.
+        self._gates = not isinstance(group.consistency, ASP) or self._batching.together
+        self._gates |= self.cutter is not None
 
     async def close(self) -> None:
         """Refuse everything from now on and stop the tasks."""
@@ -94,6 +97,24 @@ class Replica:
         self.ledger.flush()
 
     # -- requests of clients -------------------------------------------------------------------
+
+    def push_at_once(self, m: msg.Push) -> msg.Pushed | None:
+        """Apply a small update and reply, if nothing has to be waited for; None: call `push`."""
+        op, commits = m.operation, self._commits
+        waits = self._gates or self.lock.locked() or self.uncommitted or not commits.is_immediate
+        if waits or op.kind != "gradient" or op.codec or op.nbytes >= INLINE_BYTES:
+            return None
+        if m.pull and self._group.pull_filters:
+            return None
+        self.must_be_head(m.epoch)
+        self._must_be_active(op.id)
+        if self._machine.written_bytes(self.state, op) >= INLINE_BYTES:
+            return None
+        step = self.keep(op, self._machine.apply(self.state, op))
+        read = self._weights(op.id.worker) if m.pull else None
+        if self._waiting:
+            self.notify()
+        return self._pushed(op, step, read)
 
     async def push(self, m: msg.Push) -> msg.Pushed | msg.Waiting:
         """Apply an update once, and reply when it is durable; with weights if asked for."""
@@ -110,14 +131,16 @@ class Replica:
         target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
         if not await self._commits.until_committed(target, until):
             return msg.Waiting(self._commits.failure)
-        if step.outcome == "duplicate" and op.kind == "gradient":
-            self.ledger.duplicates += 1
-        versions = (update.version for update in step.updates if update.id == op.id)
-        version = next(versions, step.state.version)
         read = await self._readable(op.id, until, m.has) if m.pull else None
         if self._is_refused(op.id._replace(seq=0)):
             read = None  # its next read raises the error
-        known = step.state.workers[op.id.worker]
+        return self._pushed(op, step, read)
+
+    def _pushed(self, op: Operation, step: Step, read: msg.Weights | None) -> msg.Pushed:
+        if step.outcome == "duplicate" and op.kind == "gradient":
+            self.ledger.duplicates += 1
+        versions = (update.version for update in step.updates if update.id == op.id)
+        version, known = next(versions, step.state.version), step.state.workers[op.id.worker]
         result = result_of(step.state, op)
         return msg.Pushed(step.outcome, version, known.clock, read, result, applied=known.applied)
 
@@ -209,6 +232,10 @@ class Replica:
             step = await offload(work, machine.written_bytes(state, op))
         if op.codec:  # neither the chain nor who waits for the commit needs the decoded gradient
             step = step._replace(operation=op)
+        return self.keep(op, step)
+
+    def keep(self, op: Operation, step: Step) -> Step:
+        """Keep what an operation came to, and begin to commit it."""
         if step.outcome == "applied":
             self.state = step.state
             if op.kind == "leave":
@@ -386,12 +413,13 @@ class Replica:
     ) -> msg.Weights | None:
         if not await self.until(lambda: self._may_read(reader.worker), until):
             return None
-        state, left = self._commits.committed, self._slack(reader.worker)
-        now = self.node.clock.now()
+        return await self._copies.filtered(self._weights(reader.worker), reader, has)
+
+    def _weights(self, worker: str) -> msg.Weights:
+        state, left = self._commits.committed, self._slack(worker)
         metadata = self._group.recovery.durability.metadata(self.epoch, state)
         steps = -1 if left == math.inf else int(left)
-        weights = msg.Weights(state.version, now, steps, state.values, metadata)
-        return await self._copies.filtered(weights, reader, has)
+        return msg.Weights(state.version, self.node.clock.now(), steps, state.values, metadata)
 
     async def _rows(self, m: msg.RowsAsked) -> msg.RowsRead:
         """Read from a committed state, which never changes, so that no push has to wait."""

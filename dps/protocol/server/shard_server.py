@@ -101,6 +101,8 @@ class ShardServer:
         The process may be paused anywhere, so lease and epoch are checked again before the reply. A
         pause after that only delays a reply that was right while the lease lasted.
         """
+        if (at_once := self.at_once(message)) is not None:
+            return at_once
         try:
             self._must_hold_lease(message)
             reply = await self._carry_out(message)
@@ -112,6 +114,19 @@ class ShardServer:
             if not isinstance(message, OF_CLIENTS):
                 self._fail(error)  # a client's request harms only itself
             raise
+        return reply
+
+    def at_once(self, message: Any) -> Any:
+        """Carry out a message as `handle` does, if nothing has to be waited for; else None."""
+        replica = self._replicas.get(message.shard) if type(message) is msg.Push else None
+        if replica is None:
+            return None
+        try:
+            self._must_hold_lease(message)
+            reply = replica.push_at_once(message)
+            self._must_hold_lease(message)
+        except DpsError as error:
+            raise type(error)(f"{_described(message)}: {error}") from error
         return reply
 
     @property

@@ -276,17 +276,17 @@ class Auditor:
 
     def patches(self) -> list[Patch]:
         """What has the shipped code tell of what it does."""
-        apply: Any = Replica.apply_now
+        keep: Any = Replica.keep
 
-        async def apply_and_tell(replica: Replica, op: Any) -> Step:
+        def keep_and_tell(replica: Replica, op: Any, step: Step) -> Step:
             state = replica.state
-            step: Step = await apply(replica, op)
+            step = keep(replica, op, step)
             if step.outcome == "applied":
                 self.accepted(replica, state, step)
             return step
 
         return [
-            Patch(Replica, "apply_now", apply_and_tell),
+            Patch(Replica, "keep", keep_and_tell),
             before(CommitLog, "set_committed", self.committed),
             before(Coordinator, "publish", self.published),
             *layering(self.falling_back, self._world.network.report),
