@@ -146,7 +146,7 @@ class Replica(Closing):
                 f"the parameters of the module are on these devices: {found}; expected the CPU, or "
                 "one CUDA device"
             )
-        self._memory = kind(flat, trained, worker, ahead)
+        self._memory = kind(flat, trained, worker)
         self._load_buffers(worker.pull() if self._averaged else {})
         self._places = {name: tensor.data_ptr() for name, tensor in trained.items()}
         self._pipeline = Pipeline(worker, ahead, into=self._memory.weights)
@@ -243,9 +243,7 @@ class Replica(Closing):
 class HostMemory:
     """The memory of a module on the CPU, which computes with that of `weights` itself."""
 
-    def __init__(
-        self, flat: FlatLayout, trained: Mapping[str, Tensor], worker: Worker, ahead: int
-    ) -> None:
+    def __init__(self, flat: FlatLayout, trained: Mapping[str, Tensor], worker: Worker) -> None:
         self.weights = flat.over(np.empty(flat.nbytes, np.uint8))
         self._worker = worker
         views = [torch.from_numpy(self.weights[name]) for name in trained]

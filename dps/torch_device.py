@@ -12,20 +12,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, groupby
+from itertools import accumulate, groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from dps.cluster.node.worker import Worker
+from dps.cluster.node.worker import MOST_LAYOUTS, Worker
 from dps.cluster.transport.memory import Mapping as Segment
 from dps.cluster.transport.memory import segment_of
-from dps.core.blocks import Destination, Empty, FlatLayout, Gathered, Layout
+from dps.core.blocks import (
+    Block,
+    Destination,
+    Empty,
+    FlatLayout,
+    Gathered,
+    Layout,
+    ShardLayout,
+    joined,
+)
 from dps.core.filters.chain import Counts, FilterChain, Outbox, Prepared
 from dps.core.filters.device import HOST
 from dps.core.filters.encoding import (
@@ -46,18 +55,19 @@ from dps.errors import NonFiniteGradient
 from dps.protocol.client.encoder import OnDevice
 
 Tensor = Any
-Mark = Any  # an event of a stream; None on the CPU
+Event = Any  # of a stream; None on the CPU
 
 READ_ONLY = 0x08  # cudaHostRegisterReadOnly
 BITS = (128, 64, 32, 16, 8, 4, 2, 1)
+_registering = threading.Lock()  # workers of one process may share a segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A shard's part of a gradient, uint8, which is complete at a mark."""
+    """A shard's part of a gradient, uint8, which is complete at an event."""
 
     tensor: Tensor
-    ready: Mark
+    ready: Event
 
     @property
     def nbytes(self) -> int:
@@ -65,63 +75,72 @@ class Part:
         return int(self.tensor.numel())
 
 
+class Stream:
+    """A stream of copies beside that on which the device computes; without effect on the CPU."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Use this stream in the block, in the thread that runs it."""
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            yield
+
+    def event(self) -> Event:
+        """Return the event that what is under way on the stream in use by now has ended."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event(blocking=True)  # a thread that waits for it does not spin
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Begin nothing more on the stream in use before an event."""
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
+
+
+def wait(event: Event) -> None:
+    """Wait for an event in this thread."""
+    if event is not None:
+        event.synchronize()
+
+
 class Accelerator:
-    """A `dps.core.filters.device.Device` with tensors, and a stream for its copies."""
+    """A `dps.core.filters.device.Device` with tensors, and the memory that it can copy from."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    # -- streams and memory ------------------------------------------------------------------------
-
-    def mark(self) -> Mark:
-        """Mark what the device has been given to compute by now."""
-        if self._copies is None:
-            return None
-        return torch.cuda.current_stream(self.device).record_event()
-
-    @contextmanager
-    def copying(self, after: Mark) -> Iterator[None]:
-        """Use the stream for copies, once the device has reached a mark."""
-        if self._copies is None:
-            yield
-            return
-        with torch.cuda.stream(self._copies):
-            if after is not None:
-                self._copies.wait_event(after)
-            yield
-
-    def wait_for(self, mark: Mark) -> None:
-        """Compute nothing more before the device has reached a mark."""
-        if mark is not None:
-            torch.cuda.current_stream(self.device).wait_event(mark)
-
-    def finish(self) -> None:
-        """Wait for all copies."""
-        if self._copies is not None:
-            self._copies.synchronize()
+        self._registers = {True: device.type == "cuda", False: device.type == "cuda"}
 
     def shared(self, array: np.ndarray) -> Tensor:
         """Return an array of the host as a tensor over its memory, registered if possible."""
         segment = segment_of(array)
-        if self._copies is not None and segment is not None and segment.is_registered is None:
-            self._register(segment)
+        if segment is not None and segment.is_registered is None:
+            with _registering:
+                if segment.is_registered is None and self._registers[segment.is_writable]:
+                    self._register(segment)
         # torch warns of arrays that are read-only.
         return torch.from_numpy(np.asarray(_Writable(array)))
 
     def is_quick(self, array: np.ndarray) -> bool:
         """Whether copies of the array need no thread to wait for them."""
         segment = segment_of(array)
-        return self._copies is None or bool(segment is not None and segment.is_registered)
+        is_registered = segment is not None and bool(segment.is_registered)
+        return self.device.type == "cpu" or is_registered
 
     def _register(self, segment: Segment) -> None:
+        """Register a segment with the driver; many drivers refuse memory that is read-only."""
         driver = torch.cuda.cudart()
         flags = 0 if segment.is_writable else READ_ONLY
         with torch.cuda.device(self.device):
             failed = int(driver.cudaHostRegister(segment.address, segment.size, flags))
         segment.is_registered = not failed
-        if failed:  # the driver repeats the error at the next call
-            with suppress(RuntimeError):
+        if failed:
+            self._registers[segment.is_writable] = False
+            with suppress(RuntimeError):  # the driver reports the error again
                 torch.zeros(1, device=self.device)
         else:
             segment.before_unmapping = driver.cudaHostUnregister
@@ -130,7 +149,7 @@ class Accelerator:
 
     def view(self, buffer: Part, stretch: Stretch) -> Tensor:
         """Return the elements of a stretch, without a copy."""
-        return buffer.tensor[stretch.begin : stretch.end].view(getattr(torch, stretch.dtype))
+        return _typed(buffer.tensor, stretch)
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Return several parts as one."""
@@ -154,12 +173,12 @@ class Accelerator:
 
     def selected(self, selection: Selection, numbers: Tensor, sending: Sending) -> Tensor:
         """Return the mask of a selection; those that need numpy get a copy on the host."""
-        if isinstance(selection, SignificantlyModified):
+        if type(selection) is SignificantlyModified:  # a subclass may need an array
             return selection.selected(numbers, sending)
-        if isinstance(selection, TopK):
+        if type(selection) is TopK:
             return _largest(numbers, max(1, round(selection.share * len(numbers))))
         mask = HOST.selected(selection, self.on_host(numbers), sending)
-        return torch.from_numpy(mask).to(self.device)
+        return torch.tensor(mask, device=self.device)
 
     def encoded(
         self, numbers: Tensor, mask: Tensor | None, form: Values, random: Random
@@ -218,10 +237,12 @@ class _Writable:
 
 
 class DeviceOutbox(Outbox):
-    """An outbox that takes each gradient as a `Part`, or as an array, and filters it on a device.
+    """An outbox that filters gradients on a device, and copies them.
 
-    Without filters it only copies the gradient.
+    It takes each as a `Part`, or as an array. Without filters it only copies parts.
     """
+
+    waits = True
 
     def __init__(
         self,
@@ -234,46 +255,50 @@ class DeviceOutbox(Outbox):
     ) -> None:
         super().__init__(layout, shard, chains, empty, device)
         self._accelerator = device
+        self._copies = Stream(device.device)
         if old is not None:
             kept = {(name,): array for name, array in old.withheld().items()}
             self._residuals = {k: torch.tensor(a, device=device.device) for k, a in kept.items()}
             self._norms = {names: HOST.norm(array) for names, array in kept.items()}
-            self._pushes, self.counts = old.pushes, old.counts
+            self.pushes, self.counts = old.pushes, old.counts
 
     def prepared(self, op: Operation, weights: np.ndarray | None) -> Prepared:
         """Return the filtered form of an operation; `NonFiniteGradient` if it holds NaN."""
-        device = self._accelerator
         part: Any = op.gradient
-        assert part is not None
-        if isinstance(part, np.ndarray):
-            part = Part(torch.tensor(part, device=device.device), device.mark())
-        with device.copying(after=part.ready):
+        is_part = isinstance(part, Part)
+        if not (is_part or self._chains):
+            return Prepared(op, {}, {}, {}, Counts(), ())
+        wait(part.ready if is_part else None)
+        with self._copies.used():
+            if not is_part:
+                part = Part(torch.tensor(part, device=self._accelerator.device), None)
             self._check(op, part)
             made = super().prepared(op._replace(gradient=part), weights)
-            device.finish()
-        return made if self._chains else _plain(made)
+            wait(self._copies.event())
+        if self._chains:
+            return made
+        return replace(made, operation=made.operation._replace(codec=()), lossless=())
+
+    def commit(self, prepared: Prepared) -> None:
+        """Keep the residuals of an operation that is on its way."""
+        if self._chains:
+            super().commit(prepared)
 
     def remainder(self, op: Operation) -> Prepared:
         """Return the residuals, of which there must be some, as one more update of raw values."""
-        with self._accelerator.copying(after=None):
-            return super().remainder(op)
+        with self._copies.used():
+            made = super().remainder(op)
+            wait(self._copies.event())
+        return made
 
     def _check(self, op: Operation, part: Part) -> None:
         device, arrays = self._accelerator, stretches(self._layout, op.pieces)
-        for _, alike in groupby(arrays, attrgetter("dtype")):
-            run = [*alike]
-            if device.all_finite(device.view(part, replace(run[0], end=run[-1].end))):
-                continue
-            name = next(s.name for s in run if not device.all_finite(device.view(part, s)))
-            raise NonFiniteGradient(
-                f"array {name!r} holds NaN or infinity; nothing of this update was applied"
-            )
-
-
-def _plain(prepared: Prepared) -> Prepared:
-    """Return a gradient without filters as it is sent without an outbox."""
-    op = prepared.operation._replace(codec=())
-    return replace(prepared, operation=op, counts=Counts(), lossless=())
+        if all(device.all_finite(device.view(part, run)) for run in _runs(arrays)):
+            return
+        name = next(s.name for s in arrays if not device.all_finite(device.view(part, s)))
+        raise NonFiniteGradient(
+            f"array {name!r} holds NaN or infinity; nothing of this update was applied"
+        )
 
 
 class DeviceGradients(OnDevice):
@@ -300,75 +325,118 @@ class DeviceGradients(OnDevice):
 class DeviceWeights(Destination):
     """Parameters that are views of one buffer on a device.
 
-    Weights are copied to the device when they are expected, if that needs no thread to wait, and
-    otherwise when the buffer is filled.
+    Weights are copied to the device when they are expected, if no thread has to wait for that, and
+    otherwise when the parameters are filled.
     """
 
     def __init__(self, layout: FlatLayout, buffer: Tensor, device: Accelerator) -> None:
         super().__init__(layout, dict(zip(layout.places, views(layout, buffer), strict=True)))
         self._device = device
+        self._stream = Stream(device.device)
         self._lock = threading.Lock()
-        self._source: dict[int, np.ndarray] = {}  # that `_arrived` is a copy of; kept until then
+        self._sources: dict[int, np.ndarray] = {}  # what `_arrived` is a copy of, kept until then
         self._arrived: dict[int, Tensor] = {}
-        self._to: dict[int, list[Tensor]] = {}
-        self._from: dict[int, list[Tensor]] = {}
-        self._copied: Mark = None
-        self._filled: Mark = None
+        self._pinned: dict[int, Tensor] = {}  # for sources that the driver does not know
+        self._pairs: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for shard, extents in enumerate(layout.extents):
             if extents:
                 nbytes = layout.owner.shards[shard].nbytes
                 arrived = torch.empty(nbytes, dtype=torch.uint8, device=device.device)
                 self._arrived[shard] = arrived
-                self._to[shard] = [buffer[e.begin : e.begin + e.nbytes] for e in extents]
-                self._from[shard] = [arrived[e.in_shard : e.in_shard + e.nbytes] for e in extents]
+                self._pairs[shard] = [
+                    (buffer[at : at + n], arrived[there : there + n]) for at, there, _, n in extents
+                ]
+        self._copied: Event = None
+        self._filled = self._stream.event()  # before that, other tensors may have had this memory
+
+    def __del__(self) -> None:
+        wait(self._copied)  # before its memory, and that of the sources, is used again
 
     def expect(self, buffers: Mapping[int, np.ndarray]) -> None:
-        """Copy the buffers to the device, beside what it computes."""
-        with self._lock:
-            self._copy({s: each for s, each in buffers.items() if self._device.is_quick(each)})
+        """Copy the buffers to the device, beside what it computes, if nobody has to wait."""
+        quick = {s: buffer for s, buffer in buffers.items() if self._device.is_quick(buffer)}
+        if quick and self._lock.acquire(blocking=False):
+            try:
+                if self._copied is None or self._copied.query():
+                    self._copy(quick)
+            finally:
+                self._lock.release()
 
     def fill(self, buffers: Mapping[int, np.ndarray]) -> None:
         """Write the weights into the parameters, before anything else is computed with them."""
         with self._lock:
             self._copy(buffers)
-            self._device.wait_for(self._copied)
-            shards = self._arrived.keys() & buffers.keys()
-            copy_all(
-                [t for s in shards for t in self._to[s]], [t for s in shards for t in self._from[s]]
-            )
-            self._filled = self._device.mark()
+            self._stream.wait(self._copied)
+            pairs = [pair for s in self._pairs.keys() & buffers.keys() for pair in self._pairs[s]]
+            copy_all([target for target, _ in pairs], [source for _, source in pairs])
+            self._filled = self._stream.event()
 
     def _copy(self, buffers: Mapping[int, np.ndarray]) -> None:
         wanted = self._arrived.keys() & buffers.keys()
-        new = {s: buffers[s] for s in wanted if self._source.get(s) is not buffers[s]}
+        new = {s: buffers[s] for s in wanted if self._sources.get(s) is not buffers[s]}
         if not new:
             return
-        if self._copied is not None:
-            self._copied.synchronize()  # before the server may write to the previous buffers again
-        with self._device.copying(after=self._filled):
+        wait(self._copied)  # before the server may write to the previous sources again
+        with self._stream.used():
+            self._stream.wait(self._filled)
             for shard, buffer in new.items():
-                self._arrived[shard].copy_(self._device.shared(buffer), non_blocking=True)
-            self._copied = self._device.mark()
-        self._source |= new
+                self._arrived[shard].copy_(self._quick(shard, buffer), non_blocking=True)
+            self._copied = self._stream.event()
+        self._sources |= new
+
+    def _quick(self, shard: int, buffer: np.ndarray) -> Tensor:
+        """Return a tensor over a buffer, or over a copy of it that the driver knows."""
+        source = self._device.shared(buffer)
+        if self._device.is_quick(buffer):
+            return source
+        if shard not in self._pinned:
+            self._pinned[shard] = torch.empty(buffer.nbytes, dtype=torch.uint8, pin_memory=True)
+        return self._pinned[shard].copy_(source)
+
+
+class Cut(NamedTuple):
+    """A shard's part of some gradients: indices of its pieces, its blocks, and where they are."""
+
+    pieces: tuple[int, ...]
+    blocks: list[Block]
+    places: list[Stretch]
+    runs: list[Stretch]  # all of one dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the part."""
+        return self.places[-1].end
+
+
+def _cut(shard: ShardLayout, pieces: tuple[int, ...]) -> Cut:
+    chosen = joined([shard.pieces[i] for i in pieces]) if pieces else shard.joined
+    blocks = [piece.block for piece in chosen]
+    ends = [*accumulate(block.nbytes for block in blocks)]
+    pairs = zip(blocks, [0, *ends], ends, strict=False)
+    places = [Stretch(block.name, block.dtype, begin, end) for block, begin, end in pairs]
+    return Cut(pieces, blocks, places, _runs(places))
+
+
+def _runs(places: Iterable[Stretch]) -> list[Stretch]:
+    """Return neighbouring stretches of one dtype as one."""
+    alike = [[*group] for _, group in groupby(places, attrgetter("dtype"))]
+    return [replace(group[0], end=group[-1].end) for group in alike]
 
 
 class DeviceMemory:
     """The parameters of a module on one device, its gradients, and the copies of both."""
 
-    def __init__(
-        self, flat: FlatLayout, trained: Mapping[str, Tensor], worker: Worker, ahead: int
-    ) -> None:
+    def __init__(self, flat: FlatLayout, trained: Mapping[str, Tensor], worker: Worker) -> None:
         device = next(iter(trained.values())).device
-        self._device = Accelerator(device)
+        accelerator = Accelerator(device)
         self._layout = worker.layout
-        buffer = torch.empty(flat.nbytes, dtype=torch.uint8, device=device)
+        self._stream = Stream(device)
+        self._empty = partial(torch.empty, dtype=torch.uint8, device=device)
+        self._cuts: dict[tuple[str, ...], dict[int, Cut]] = {}
+        buffer = self._empty(flat.nbytes)
         self._copied = moved_into(list(trained.values()), views(flat, buffer, trained))
-        self.weights = DeviceWeights(flat, buffer, self._device)
-        # One more than the updates under way: each is acknowledged before its memory is used again.
-        sizes = [sum(e.nbytes for e in extents) for extents in flat.extents]
-        empty = partial(torch.empty, dtype=torch.uint8, device=device)
-        self._packed = cycle([[empty(size) for size in sizes] for _ in range(ahead + 1)])
-        worker.filter_by(partial(DeviceOutbox, self._device))
+        self.weights = DeviceWeights(flat, buffer, accelerator)
+        worker.filter_by(partial(DeviceOutbox, accelerator))
 
     def collected(self, gradients: Mapping[str, Tensor]) -> DeviceGradients:
         """Return the gradients, to be pushed before the next ones are computed."""
@@ -383,21 +451,28 @@ class DeviceMemory:
     ) -> dict[int, Gathered]:
         """Cut gradients by shard, and clip them as a whole."""
         flat = {name: dense(tensor).reshape(-1) for name, tensor in gradients.items()}
-        pieces, packed = self._layout.flat(gradients).pieces, next(self._packed)
-        whole: dict[int, Tensor] = {}
-        targets, sources = [], []
-        for shard in self._layout.shards_of(gradients):
-            for piece, where in self._layout.shards[shard].packed(pieces[shard]):
-                block, nbytes = piece.block, where.stop
-                targets.append(packed[shard][where].view(getattr(torch, block.dtype)))
-                sources.append(flat[block.name][block.start : block.stop])
-            whole[shard] = packed[shard][:nbytes]
-        copy_all(targets, sources)
-        if clipping is not None:
-            _clip(targets, clipping)
-        ready = self._device.mark()
-        of_shards: dict[int, Any] = {s: Part(tensor, ready) for s, tensor in whole.items()}
-        return {shard: (part, pieces[shard]) for shard, part in of_shards.items()}
+        cuts = self._cuts_of(tuple(gradients))
+        packed = {shard: self._empty(cut.nbytes) for shard, cut in cuts.items()}
+        targets = [_typed(packed[s], each) for s, cut in cuts.items() for each in cut.places]
+        blocks = [block for cut in cuts.values() for block in cut.blocks]
+        copy_all(targets, [flat[block.name][block.start : block.stop] for block in blocks])
+        if clipping is not None and targets:
+            _clip([_typed(packed[s], run) for s, cut in cuts.items() for run in cut.runs], clipping)
+        ready = self._stream.event()
+        of_shards: dict[int, Any] = {s: Part(tensor, ready) for s, tensor in packed.items()}
+        return {shard: (part, cuts[shard].pieces) for shard, part in of_shards.items()}
+
+    def _cuts_of(self, names: tuple[str, ...]) -> dict[int, Cut]:
+        if names not in self._cuts:
+            if len(self._cuts) >= MOST_LAYOUTS:
+                self._cuts.clear()
+            flat, shards = self._layout.flat(names), enumerate(self._layout.shards)
+            self._cuts[names] = {
+                number: _cut(shard, flat.pieces[number])
+                for number, shard in shards
+                if flat.extents[number]
+            }
+        return self._cuts[names]
 
 
 def views(flat: FlatLayout, buffer: Tensor, names: Iterable[str] = ()) -> list[Tensor]:
@@ -431,6 +506,10 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
+def _typed(buffer: Tensor, stretch: Stretch) -> Tensor:
+    return buffer[stretch.begin : stretch.end].view(getattr(torch, stretch.dtype))
+
+
 def _dtype(numbers: Tensor) -> str:
     return str(numbers.dtype).removeprefix("torch.")
 
@@ -445,8 +524,17 @@ def _clip(gradients: list[Tensor], clipping: Clipped) -> None:
         for each in gradients:
             each.copy_(torch.where(each.isfinite(), each.clamp(-limit, limit), each))
     if clipping.norm is not None:
-        norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients]
-        norm = torch.linalg.vector_norm(torch.stack(norms)) + TINY
+        # Squares of float64 may be too large where the norm is not.
+        wide = [each.abs().amax() for each in gradients if each.dtype == torch.float64]
+        scale = torch.stack(wide).max() if wide else torch.ones((), device=gradients[0].device)
+        scale = torch.where(scale > 0, scale, 1)
+        norms = [
+            torch.linalg.vector_norm(each / scale, dtype=torch.float64)
+            if each.dtype == torch.float64
+            else torch.linalg.vector_norm(each, dtype=torch.float64) / scale
+            for each in gradients
+        ]
+        norm = torch.linalg.vector_norm(torch.stack(norms)) * scale + TINY
         factor = torch.where(norm.isfinite(), (clipping.norm / norm).clamp(max=1), 1)
         for each in gradients:
             each *= factor

@@ -118,7 +118,7 @@ class ShardLayout:
     @cached_property
     def joined(self) -> tuple[Piece, ...]:
         """The pieces in order, with contiguous blocks of an array joined."""
-        return _joined(self.pieces)
+        return joined(self.pieces)
 
     def table(self, name: str) -> SparseSpec:
         """The sparse table of a name; raises `ShapeMismatch` if there is none."""
@@ -268,7 +268,7 @@ class Layout:
         pieces, chosen = layout.joined, tuple[int, ...]()
         if not layout.held <= arrays.keys():
             chosen = tuple(i for i, p in enumerate(layout.pieces) if p.block.name in arrays)
-            pieces = _joined([layout.pieces[i] for i in chosen])
+            pieces = joined([layout.pieces[i] for i in chosen])
         blocks = [piece.block for piece in pieces]
         dtypes = {block.name: block.dtype for block in blocks}
         # Once per array: flattening copies an array that is not contiguous.
@@ -470,7 +470,8 @@ def _pieces(blocks: list[Block]) -> tuple[Piece, ...]:
     return tuple(map(Piece, ordered, accumulate((b.nbytes for b in ordered), initial=0)))
 
 
-def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Return pieces in the same order, with contiguous blocks of an array joined."""
     found: list[Piece] = []
     for piece in pieces:
         last, block = found[-1] if found else None, piece.block

@@ -72,11 +72,12 @@ class Mapping:
         self.is_writable = writable
         # Whether a driver knows the memory; None: that was not tried.
         self.is_registered: bool | None = None
-        self.before_unmapping: Callable[[int], object] = int  # is given the address
+        self.before_unmapping: Callable[[int], object] | None = None  # is given the address
 
     def __del__(self, munmap: Callable[..., int] = _libc.munmap) -> None:
         if hasattr(self, "fd"):
-            self.before_unmapping(self.address)
+            if self.before_unmapping is not None:
+                self.before_unmapping(self.address)
             munmap(self.address, self.size)
             if self.fd >= 0:
                 os.close(self.fd)
@@ -249,13 +250,13 @@ class Pool:
                 ended, spoiled = self._ended.popleft()
                 if not spoiled:
                     self._idle.append(ended)
-            idle = sum(mapping.size for mapping in self._idle)
-            while idle > IDLE_BYTES:
-                idle -= self._idle.popleft().size
             for mapping in reversed(self._idle):  # the warmest first
                 if mapping.size == size:
                     self._idle.remove(mapping)
                     return mapping
+            idle = sum(mapping.size for mapping in self._idle)
+            while idle > IDLE_BYTES:
+                idle -= self._idle.popleft().size
         return None
 
     def _created(self, size: int) -> Mapping:

@@ -157,6 +157,8 @@ class Outbox:
     Gradients and residuals are on the `device`; `empty` allocates what is sent.
     """
 
+    waits = False  # whether `prepared` waits for a device, so that a thread should call it
+
     def __init__(
         self,
         layout: Layout,
@@ -211,10 +213,10 @@ class Outbox:
 
     def commit(self, prepared: Prepared) -> None:
         """Keep the residuals of an operation that is on its way."""
-        for names in prepared.residuals:
-            for name in names:  # which may have been filtered alone before
-                self._residuals.pop((name,), None)
-                self._norms.pop((name,), None)
+        if any(map(self._have_parted, prepared.residuals)):
+            apart, joined = self._apart(), {n for names in prepared.residuals for n in names}
+            self._residuals = {key: kept for key, kept in apart.items() if key[0] not in joined}
+            self._norms = {key: self._device.norm(kept) for key, kept in self._residuals.items()}
         self._residuals |= prepared.residuals
         self._norms |= prepared.norms
         self.pushes |= prepared.pushes
@@ -266,19 +268,22 @@ class Outbox:
 
     def _residual(self, names: Names) -> Numbers | None:
         """Return the residual of arrays, whether they were filtered together before or not."""
-        if names in self._residuals or not any({*names} & {*key} for key in self._residuals):
+        if not self._have_parted(names):
             return self._residuals.get(names)
-        self._residuals = self._apart()
-        self._norms = {key: self._device.norm(kept) for key, kept in self._residuals.items()}
-        if len(names) == 1:
-            return self._residuals.get(names)
+        known, device = self._apart(), self._device
         of_shard = [self._of_shard[name] for name in names]
-        parts = [self._residuals.get((each.name,)) for each in of_shard]
+        if len(names) == 1:
+            return known.get(names)
+        parts = [known.get((each.name,)) for each in of_shard]
         pairs = zip(parts, of_shard, strict=True)
-        zeros = self._device.zeros
-        return self._device.joined(
-            [zeros(each.size, each.dtype) if part is None else part for part, each in pairs]
+        return device.joined(
+            [device.zeros(s.size, s.dtype) if part is None else part for part, s in pairs]
         )
+
+    def _have_parted(self, names: Names) -> bool:
+        """Whether some of these arrays have a residual together with others, or without them."""
+        some = {*names}
+        return names not in self._residuals and any(some & {*key} for key in self._residuals)
 
     def _apart(self) -> dict[Names, Numbers]:
         """Return the residual of each array."""

@@ -1,7 +1,7 @@
 """Where gradients are filtered: on the host, as arrays, or on a device, as tensors of torch.
 
 A chain of filters does the same in both places. It uses the operators that arrays and tensors share
-and, for all else, the methods of a `Device`. `dps.device` has the one for tensors.
+and, for all else, the methods of a `Device`. `dps.torch_device` has the one for tensors.
 """
 
 from __future__ import annotations

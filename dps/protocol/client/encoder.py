@@ -178,10 +178,9 @@ class Encoder:
     ) -> Prepared:
         """Filter a gradient for one shard, in a thread if the update is large; change nothing."""
         base = point.shards[shard].weights
-        work = partial(self._outboxes[shard].prepared, operation, base.values if base else None)
-        if not isinstance(operation.gradient, np.ndarray):
-            cost = INLINE_BYTES  # the device may have to compute it first
-        return await offload(lambda: _packed(work()), cost)
+        outbox = self._outboxes[shard]
+        work = partial(outbox.prepared, operation, base.values if base else None)
+        return await offload(lambda: _packed(work()), INLINE_BYTES if outbox.waits else cost)
 
     def _committed(self, prepared: Mapping[int, Prepared]) -> dict[int, Operation]:
         for shard, one in prepared.items():

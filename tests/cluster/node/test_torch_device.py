@@ -63,7 +63,7 @@ def on_the_device(of: Mapping[str, np.ndarray], layout: Layout) -> Any:
 
     trained = {name: torch.zeros(SHAPES[name], dtype=getattr(torch, DTYPES[name])) for name in of}
     nobody: Any = Nobody()
-    memory = DeviceMemory(layout.flat(of), trained, nobody, 0)
+    memory = DeviceMemory(layout.flat(of), trained, nobody)
     return DeviceGradients({name: torch.tensor(array) for name, array in of.items()}, memory)
 
 

@@ -38,6 +38,7 @@ from dps.protocol.messages import (
     Install,
     Keepers,
     Pull,
+    Push,
     Pushed,
     TakeMail,
     Waiting,
@@ -126,6 +127,30 @@ async def _(right, self, m):
     result = core_shard.result_of(step.state, m.operation)
     version = step.state.version
     return Pushed(step.outcome, version, known.clock, None, result, known.applied)
+
+
+@instead_of(Replica, "push_at_once", "ack before the tail, at once", "chains")
+def _(right, self, m):
+    self.must_be_head(m.epoch)
+    step = self.keep(m.operation, self._machine.apply(self.state, m.operation))
+    return self._pushed(m.operation, step, None)
+
+
+@instead_of(ShardServer, "at_once", "lease not checked at once")
+def _(right, self, message):
+    replica = self._replicas.get(message.shard) if type(message) is Push else None
+    return None if replica is None else replica.push_at_once(message)
+
+
+@instead_of(Replica, "push_at_once", "epoch not checked at once")
+def _(right, self, m):
+    return right(self, replace(m, epoch=self.epoch))
+
+
+@instead_of(ShardClient, "_end_push", "failed push taken for acknowledged")
+async def _(right, self, op, pull, done):
+    self._turn.release()
+    done(None)
 
 
 @instead_of(Replica, "_readable", "uncommitted weights served", "chains")
