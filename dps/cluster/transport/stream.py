@@ -36,6 +36,7 @@ TURN_BYTES = 1 << 20  # that TLS encrypts or decrypts before others have their t
 RECORD_BYTES = 1 << 14  # that TLS decrypts at most in one call
 MOST_DESCRIPTORS = 64  # per message
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * struct.calcsize("i"))
+_TRUNCATED = int(socket.MSG_CTRUNC)  # operators of enumerations are slow
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 HEAD = struct.Struct("<BxxxIQ")  # kind, bytes of the description, number of the request
@@ -81,7 +82,7 @@ class Line:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 whole = len(data) - len(data) % struct.calcsize("i")
                 self.descriptors.extend(array.array("i", data[:whole]))
-        self.truncated |= bool(flags & socket.MSG_CTRUNC)
+        self.truncated |= bool(flags & _TRUNCATED)
         return count
 
     def send(self, buffers: Sequence[memoryview], descriptors: Sequence[int]) -> int:
@@ -228,6 +229,9 @@ class Kind(IntEnum):
     FAILED = 6  # the request raised an exception, or its reply could not be sent
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 @dataclass(slots=True)
 class Description:
     """The metadata of a message."""
@@ -330,24 +334,29 @@ class Reader:
             self._move(len(self._staging))
             return None
         kind, size, number = HEAD.unpack_from(self._staging, self._start)
-        if size > MOST_DESCRIPTION:
-            raise ValueError(f"a description of {size} bytes")
+        if size > MOST_DESCRIPTION or kind not in _KINDS:
+            raise ValueError(f"a description of {size} bytes, of kind {kind}")
         if waiting < HEAD.size + size:
             self._move(max(len(self._staging), HEAD.size + size))
             return None
         self._start += HEAD.size + size
         about = Description(*msgpack.unpackb(self._staging[self._start - size : self._start]))
         frames = [
-            self._empty(dtype_of(name), shape) if loan == INLINE else None
+            self._frame(dtype_of(name), shape) if loan == INLINE else None
             for name, shape, loan, _ in about.frames
         ]
-        self._message = Message(Kind(kind), number, about, frames)
+        self._message = Message(_KINDS[kind], number, about, frames)
         return self._message
 
-    def _empty(self, dtype: np.dtype[Any], shape: Sequence[int]) -> np.ndarray:
-        data = np.empty(prod(shape) * dtype.itemsize, np.uint8)
-        if data.size:
-            self._left.append(data.data)
+    def _frame(self, dtype: np.dtype[Any], shape: Sequence[int]) -> np.ndarray:
+        """Return a frame that is here already, or one whose bytes are received into it."""
+        nbytes = prod(shape) * dtype.itemsize
+        if not self._left and nbytes <= self._end - self._start:
+            self._start += nbytes
+            here = bytes(self._staging[self._start - nbytes : self._start])
+            return np.frombuffer(here, dtype).reshape(shape)
+        data = np.empty(nbytes, np.uint8)
+        self._left.append(data.data)
         data.flags.writeable = False  # but for the views in `_left`
         return data.view(dtype).reshape(shape)
 
