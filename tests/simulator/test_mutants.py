@@ -20,6 +20,8 @@ KNOWN = {
     "released before it is empty": "none, filters:0",
     "updates during a move left out": "worker cache + continue:0",
     "restarted although a replica lives": "chain(3), reads any, pull filters:0",
+    "lease not checked at once": "worker cache:4",
+    "epoch not checked at once": "worker cache + functions:2:watched",
     "zombie not fenced": "checkpoint + continue:0",
     "tables not replicated": "chain(2) + continue, SSP(1):0",
     "layer restored although the store lives": "store over checkpoint:1:wide",
