@@ -71,11 +71,10 @@ class Device(Protocol):
         ...
 
 
-class Host:
+class _Host:
     """The memory of this process."""
 
     def view(self, buffer: np.ndarray, stretch: Stretch) -> np.ndarray:
-        """Return the elements of a stretch, without a copy."""
         return stretch.view(buffer)
 
     joined = staticmethod(np.concatenate)
@@ -85,24 +84,19 @@ class Host:
     on_host = staticmethod(np.asarray)
 
     def zeros(self, count: int, dtype: str) -> np.ndarray:
-        """Return zeros."""
         return np.zeros(count, dtype)
 
     def where(self, mask: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return the numbers, with 0 where the mask is false."""
         return np.where(mask, numbers, 0)
 
     def values(self, section: Section, like: np.ndarray) -> np.ndarray:
-        """Return the values of a section of numbers `like` these, as `encoding.values_of` does."""
         return values_of(section, str(like.dtype), like.size)
 
     def norm(self, numbers: np.ndarray) -> float:
-        """Return the Euclidean norm."""
         with np.errstate(over="ignore"):
             return float(np.linalg.norm(numbers))
 
     def selected(self, selection: Selection, numbers: np.ndarray, sending: Sending) -> np.ndarray:
-        """Return the mask of a selection, which cannot change the numbers."""
         given = numbers.view()
         given.flags.writeable = False
         mask = selection.selected(given, sending)
@@ -116,4 +110,4 @@ class Host:
         )
 
 
-HOST = Host()
+HOST: Device = _Host()
