@@ -42,6 +42,7 @@ from dps.protocol.transport import Transport, Watched
 from dps.recovery.durability import WorkerContext
 
 T = TypeVar("T")
+SMALL = 1 << 14  # bytes of an update that may be pushed without a task
 Pushed = Future[int] | asyncio.Future[int]  # gets the number of an update once it is acknowledged
 
 
@@ -297,7 +298,7 @@ class Client:
         is_plain = not (self._ticks or self.encoder.filters or self._given_up or self._evicted)
         is_free = not (self._under_way or self._turn.locked())
         touched = parts.dense.keys() | parts.rows.keys()
-        if not (is_plain and is_free and touched.issuperset(shards)):
+        if not (is_plain and is_free and parts.nbytes <= SMALL and touched.issuperset(shards)):
             return False
         update = self._reader._replace(seq=self._seq + 1)
         point = computed_on or self.read_point()

@@ -52,6 +52,12 @@ class Parts(NamedTuple):
     dense: Mapping[int, Gathered]
     rows: Mapping[int, tuple[Rows, ...]]
 
+    @property
+    def nbytes(self) -> int:
+        """Size of both."""
+        of_rows = sum(each.nbytes for tables in self.rows.values() for each in tables)
+        return of_rows + sum(buffer.nbytes for buffer, _ in self.dense.values())
+
 
 def split(
     layout: Layout,
