@@ -35,8 +35,8 @@ ORDER = [
     CLUSTER,
     f"{CLUSTER} dps.faults",
     f"{CLUSTER} dps.faults dps.virtual dps.testing",
-    f"{CLUSTER} dps.torch dps.tree dps",
-    f"{CLUSTER} dps.torch dps.tree dps dps.faults dps.virtual flows flows.readers "
+    f"{CLUSTER} dps.torch_device dps.torch dps.tree dps",
+    f"{CLUSTER} dps.torch_device dps.torch dps.tree dps dps.faults dps.virtual flows flows.readers "
     "flows.workloads flows.records.events flows.records.record flows.metrics flows.config "
     "flows.records flows.statistics flows.monitor flows.report flows.tracking flows.execution "
     "flows.advice flows.cli flows.__main__",
@@ -61,6 +61,7 @@ LIBRARIES = {
     "dps.virtual": {"distributed", "fsspec", "greenlet", "numpy"},
     "dps.testing": set[str](),
     "dps.torch": {"numpy", "torch"},
+    "dps.torch_device": {"numpy", "torch"},
     "dps.tree": {"numpy"},
 }
 
