@@ -121,6 +121,7 @@ class Platform:
             try:
                 if not attempt(future):
                     task = loop.create_task(request())
+                    future.add_done_callback(lambda _: task)  # which keeps the task alive
                     task.add_done_callback(partial(_pass_on, future))
             except Exception as error:  # noqa: BLE001 - raised by the caller
                 future.set_exception(error)
@@ -161,6 +162,8 @@ class Platform:
 
 
 def _pass_on(future: Future[T], task: asyncio.Task[T]) -> None:
+    if future.done():
+        return
     if task.cancelled():
         future.cancel()
     elif (error := task.exception()) is not None:

@@ -43,6 +43,24 @@ class Line:
         return await self.transport.call(self.echo, message, deadline)
 
 
+class BegunLine(Line):
+    """A line whose messages are sent without a task where that is possible; it counts these."""
+
+    begun = 0
+
+    async def call(self, message: Any, deadline: float = SECONDS) -> Any:
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        ended = reply.set_result
+        if self.transport.begin(self.echo, message, deadline, "control", ended) is None:
+            return await super().call(message, deadline)
+        assert not reply.done()
+        self.begun += 1
+        found = await reply
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
 Check = Callable[[Line], Awaitable[None]]
 
 
@@ -187,6 +205,64 @@ def test_calls_have_their_replies_and_errors_in_time(carry_out: Carry) -> None:
         await a_process_that_has_ended_is_gone_and_calls_to_it_end(line)
 
     carry_out(check)
+
+
+def test_messages_without_a_task_have_their_replies_and_errors_in_time(
+    carry_out: Carry, request: pytest.FixtureRequest
+) -> None:
+    async def check(line: Line) -> None:
+        await line.call(Flush())  # which connects
+        at_once = BegunLine(line.transport, line.echo, line.kill)
+        await many_calls_at_once_get_their_own_replies(at_once)
+        await replies_come_back_byte_by_byte(at_once)
+        await errors_are_raised_here(at_once)
+        await nothing_waits_past_its_deadline(at_once)
+        if carry_out is not on_simulation:  # where a defect ends the run
+            await a_defect_of_the_other_side_is_raised_and_the_peer_goes_on(at_once)
+        await a_call_is_given_up(at_once)
+        await a_process_that_has_ended_is_gone_and_calls_to_it_end(at_once)
+        assert (at_once.begun == 0) == ("dask" in request.node.callspec.id)
+
+    carry_out(check)
+
+
+async def a_call_is_given_up(line: Line) -> None:
+    replies: list[Any] = []
+    give_up = line.transport.begin(line.echo, GetTable(-1, 0.2), SECONDS, "", replies.append)
+    if give_up is not None:
+        give_up()
+        assert [type(reply) for reply in replies] == [TimeoutError]
+    await line.call(GetTable(-1, 0.4))  # in which the late reply comes
+    assert len(replies) <= 1
+
+
+@pytest.mark.cluster
+def test_a_message_to_a_process_that_has_just_ended_is_not_lost_on_the_way() -> None:
+    """It ends while the loop is busy, so that sending shows it first."""
+
+    def on_a_cluster(wanted: TransportChoice) -> None:
+        with LocalCluster(
+            [NodeSpec("server-0", "server")],
+            ["dps.cluster.driver.parameter_server", "tests.contracts.echo"],
+        ) as cluster:
+
+            async def check(line: Line) -> None:
+                await line.call(Flush())
+                assert is_gone(cluster.kill("server-0"), SECONDS)
+                replies: list[Any] = []
+                calls = [Flush(), Flush(), Flush()]
+                begun = [
+                    line.transport.begin(line.echo, call, 3.0, "", replies.append) for call in calls
+                ]
+                with pytest.raises(TransportError):
+                    await line.call(Flush(), deadline=3.0)
+                assert len(replies) == sum(give_up is not None for give_up in begun)
+                assert all(isinstance(reply, TransportError) for reply in replies)
+
+            on_dask(cluster, check, wanted)
+
+    for wanted in ("shared_memory", "stream"):
+        on_a_cluster(wanted)
 
 
 def test_silence_is_no_proof_that_a_process_has_ended() -> None:

@@ -95,15 +95,12 @@ class HostActor:
         if self._links.disturbed:
             await self._links.passage("in")
         begun = self._begin_answer(link, list(frames))
-        reply = begun if isinstance(begun, list) else await begun
-        if self._links.disturbed:
-            await self._links.passage("out")
-        return reply
+        return begun if isinstance(begun, list) else await begun
 
     def begin(
         self, link: str, *frames: np.ndarray
     ) -> wire.Frames | Coroutine[Any, Any, wire.Frames]:
-        """Carry out one message as `handle` does, at once if nothing has to be waited for."""
+        """Carry out one message as `handle` does, at once if nothing has to be awaited."""
         if self._links.disturbed:
             return self.handle(link, *frames)
         return self._begin_answer(link, list(frames))
@@ -127,7 +124,15 @@ class HostActor:
     def _begin_answer(
         self, link: str, frames: wire.Frames
     ) -> wire.Frames | Coroutine[Any, Any, wire.Frames]:
-        return begin_answer(self._host.at_once, self._host.handle, self._meter, link, frames)
+        begun = begin_answer(self._host.at_once, self._host.carry_out, self._meter, link, frames)
+        wait = self._links.disturbed or not isinstance(begun, list)
+        return self._let_out(begun) if wait else begun
+
+    async def _let_out(self, begun: wire.Frames | Coroutine[Any, Any, wire.Frames]) -> wire.Frames:
+        reply = begun if isinstance(begun, list) else await begun
+        if self._links.disturbed:
+            await self._links.passage("out")
+        return reply
 
     def _start(self) -> None:
         self._member.enter()

@@ -165,7 +165,6 @@ class Worker:
         self._client = client
         self._platform = member.platform
         self._member = member
-        self._begin_at_once = member.begin_at_once
         self._requests: list[Future[Any]] = []  # those that may be under way
         self._report = report
         self._leave = leave_of(member.dask_worker)
@@ -482,15 +481,16 @@ class Worker:
         self.pushed += 1
         update = parts, pull, computed_on or self._given
         request = partial(self._client.push_parts, *update)
-        self._requests = [sent for sent in self._requests if not sent.done()]
-        if self._requests:  # it must not overtake one whose task has not begun
-            return self._begin(request())
-        pushed = self._begin_at_once(partial(self._client.begin_push, *update), request)
-        self._requests.append(pushed)
-        return pushed
+        if not all(sent.done() for sent in self._requests):
+            return self._begin(request())  # it must not overtake one whose task has not begun
+        attempt = partial(self._client.begin_push, *update)
+        return self._noted(self._member.begin_at_once(attempt, request))
 
     def _begin(self, request: Coroutine[Any, Any, T]) -> Future[T]:
-        begun = self._member.begin(request)
+        return self._noted(self._member.begin(request))
+
+    def _noted(self, begun: Future[T]) -> Future[T]:
+        self._requests = [sent for sent in self._requests if not sent.done()]
         self._requests.append(begun)
         return begun
 

@@ -26,6 +26,7 @@ from dps.cluster.transport.connection import (
     JOIN_BYTES,
     LARGE_BYTES,
     Connection,
+    Lost,
     NoSuchKey,
     log_failure,
 )
@@ -227,14 +228,34 @@ class ClusterTransport:
         way = self._port.known_way(to.address, self._wanted, large=False)
         if way is None or way.connection is None:
             return None
+        if self._transports.get(to.address) != way.transport:
+            return None  # `call` reports it
         frames = wire.encode(message)
         nbytes = wire.size(frames)
         if nbytes > JOIN_BYTES:
             return None
+        try:
+            begun = _Begun(self, way.connection, to, kind, frames, deadline, link, done)
+        except Lost:
+            return None
         self._meter.sent[link] += nbytes
-        begun = _Begun(self, to, kind, link, done)
-        begun.send(self._port, way.connection, frames, deadline)
         return begun.give_up
+
+    def took(self, to: Endpoint, kind: type, link: str, reply: wire.Frames) -> None:
+        """Count a reply to `begin`."""
+        self._meter.received[link] += wire.size(reply)
+        if _is_large(reply):
+            self._large.add((to.key, kind))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether a condition may hold messages back."""
+        return self._links.disturbed
+
+    def doubt(self, connection: Connection) -> None:
+        """Test a connection on which a reply is late."""
+        if self._port is not None:
+            self._port.doubt(connection)
 
     async def gone(self, address: str) -> bool:
         """Whether no process listens at the address (see `dps.protocol.transport.Transport`).
@@ -284,8 +305,8 @@ class ClusterTransport:
         try:
             reply = await way.connection.call(to.key, link, frames)
         except asyncio.CancelledError:
-            if scope.expired() and self._port is not None:
-                self._port.doubt(way.connection)
+            if scope.expired():
+                self.doubt(way.connection)
             raise
         if not large and _is_large(reply):
             self._large.add(asked)
@@ -340,24 +361,29 @@ class _Begun:
     """A request that was sent by `ClusterTransport.begin`: where its reply arrives."""
 
     def __init__(
-        self, transport: ClusterTransport, to: Endpoint, kind: type, link: str, done: Done
+        self,
+        transport: ClusterTransport,
+        connection: Connection,
+        to: Endpoint,
+        kind: type,
+        frames: wire.Frames,
+        deadline: float,
+        link: str,
+        done: Done,
     ) -> None:
-        self._meter = transport._meter
+        self._transport, self._connection = transport, connection
         self._to, self._kind, self._link = to, kind, link
-        self._done = done
-
-    def send(
-        self, port: Port, connection: Connection, frames: wire.Frames, deadline: float
-    ) -> None:
-        self._connection = connection
-        self._timer = asyncio.get_running_loop().call_later(deadline, self._expire, port, deadline)
-        self._number = connection.begin(self._to.key, self._link, frames, self)
+        self._deadline, self._done = deadline, done
+        self._number = connection.begin(to.key, link, frames, self)
+        self._timer = asyncio.get_running_loop().call_later(deadline, self._expire)
 
     def done(self) -> bool:
         return False  # the connection forgets it at its end
 
     def set_result(self, frames: wire.Frames) -> None:
-        self._meter.received[self._link] += wire.size(frames)
+        self._transport.took(self._to, self._kind, self._link, frames)
+        if self._transport.disturbed:  # `call` waits until the reply may pass
+            return self.give_up()
         try:
             reply = wire.decode(frames)
         except Exception as error:  # noqa: BLE001 - raised by the caller
@@ -374,9 +400,9 @@ class _Begun:
     def give_up(self) -> None:
         self._end(TimeoutError())
 
-    def _expire(self, port: Port, deadline: float) -> None:
-        port.doubt(self._connection)
-        self._end(_late(self._to, self._kind, deadline))
+    def _expire(self) -> None:
+        self._transport.doubt(self._connection)
+        self._end(_late(self._to, self._kind, self._deadline))
 
     def _end(self, reply: Any) -> None:
         self._timer.cancel()

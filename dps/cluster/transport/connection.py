@@ -139,11 +139,14 @@ class Connection:
     def begin(self, key: str, link: str, frames: wire.Frames, arrival: Arrival) -> int:
         """Send a small request, which is copied; return its number, for `forget`.
 
-        The arrival gets the reply, or what `call` raises.
+        The arrival gets the reply, or what `call` raises, but not before this returns. `Lost` if
+        the connection is.
         """
         number = next(self._requests)
-        self._waiting[number] = arrival
         self._sent(Kind.REQUEST, number, Description(key, link), frames, [None] * len(frames))
+        if self.lost:  # as sending has shown
+            raise Lost("the connection is lost")
+        self._waiting[number] = arrival
         return number
 
     def forget(self, number: int) -> None:
@@ -207,10 +210,10 @@ class Connection:
         self._queue.clear()
         self._loans.spoil()
         waiting, self._waiting = self._waiting, {}
+        self._on_lost(self, why, avoid)
         for reply in waiting.values():
             if not reply.done():
                 reply.set_exception(Lost(why))
-        self._on_lost(self, why, avoid)
 
     # -- sending -------------------------------------------------------------------------------
 

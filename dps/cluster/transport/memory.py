@@ -250,14 +250,14 @@ class Pool:
                 ended, spoiled = self._ended.popleft()
                 if not spoiled:
                     self._idle.append(ended)
-            for mapping in reversed(self._idle):  # the warmest first
-                if mapping.size == size:
-                    self._idle.remove(mapping)
-                    return mapping
+            # The warmest first, and before others are given up.
+            found = next((each for each in reversed(self._idle) if each.size == size), None)
+            if found is not None:
+                self._idle.remove(found)
             idle = sum(mapping.size for mapping in self._idle)
             while idle > IDLE_BYTES:
                 idle -= self._idle.popleft().size
-        return None
+        return found
 
     def _created(self, size: int) -> Mapping:
         """Make a segment; give up idle ones of other sizes while there are too many."""

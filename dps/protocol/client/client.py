@@ -35,10 +35,10 @@ from dps.protocol.client.encoder import NO_ROWS, Encoder, MakeOutbox, Parts
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
-from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
+from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient, taken
 from dps.protocol.group import Group
 from dps.protocol.tasks import Tasks, internal_error
-from dps.protocol.transport import Transport, Watched
+from dps.protocol.transport import Done, Transport, Watched
 from dps.recovery.durability import WorkerContext
 
 T = TypeVar("T")
@@ -90,6 +90,7 @@ class Client:
         # the request at once, so requests reach each shard in the order they were made in.
         self._turn = asyncio.Lock()
         self._under_way = 0  # requests to shards, whose tasks may not have begun
+        self._is_closed = False
         self._given_up = False
         self._dropped: set[tuple[int, UpdateId]] = set()
         self._rows_read_as: set[int] = set()  # incarnations, since the last push
@@ -196,6 +197,7 @@ class Client:
 
     async def close(self) -> None:
         """End the client's tasks; it cannot be used afterwards."""
+        self._is_closed = True
         self.router.unlisten(self._heard)
         await self.tasks.close()
         await self._close_part()
@@ -294,53 +296,70 @@ class Client:
         Returns whether it has begun; then `pushed` gets what `push_parts` returns or raises.
         """
         self.may_go_on()
-        shards = self._shards if pull else sorted({*parts.dense, *parts.rows})
-        is_plain = not (self._ticks or self.encoder.filters or self._given_up or self._evicted)
-        is_free = not (self._under_way or self._turn.locked())
-        touched = parts.dense.keys() | parts.rows.keys()
-        if not (is_plain and is_free and parts.nbytes <= SMALL and touched.issuperset(shards)):
+        touched = sorted({*parts.dense, *parts.rows})
+        is_small = parts.nbytes <= SMALL and len(touched) == len(self._shards)
+        is_plain = not (self._ticks or self.encoder.filters or (pull and self.group.pull_filters))
+        is_well = not (self._under_way or self._given_up or self._evicted)
+        if not (is_small and is_plain and is_well) or self.group.transport == "dask":
             return False
+        if not taken(self._turn):
+            return False
+        self._turn.release()  # nothing is awaited below
         update = self._reader._replace(seq=self._seq + 1)
         point = computed_on or self.read_point()
         operations = self.encoder.plain_operations(Operation("gradient", update), parts, point)
-        waiting, errors = set(shards), []
+        waiting, errors = {*touched}, []
 
-        def ended(shard: int, error: Exception | None) -> None:
+        def ended(shard: int, outcome: Any) -> None:
             waiting.discard(shard)
-            if error is not None:
-                errors.append(error)
+            if outcome is not None:
+                errors.append(outcome)
             if not waiting:
                 self._end_push(update, pull, errors, pushed)
 
-        for shard in shards:
+        for shard in touched:
             done, client = partial(ended, shard), self._shard_clients[shard]
             if not client.begin_push(operations[shard], pull, done):
-                if shard == shards[0]:
+                if shard == touched[0]:
                     return False
-                self.tasks.start(client.push_later(operations[shard], pull, done))
-        self._under_way += 1
-        self._seq += 1
-        self._rows_read_as = set()
+                self.run(client.push(operations[shard], pull), done)
+            elif shard == touched[0]:
+                self._under_way += 1
+                self._seq += 1
+                self._rows_read_as = set()
         return True
 
     def _end_push(
         self, update: UpdateId, pull: bool, errors: Sequence[Exception], pushed: Pushed
     ) -> None:
         self._under_way -= 1
-        if pushed.done():
-            return  # it was cancelled
+        end = partial(_settle, pushed)
         if errors:
-            pushed.set_exception(errors[0])
+            end(errors[0])
         elif self._ended or self._given_up or self._evicted or self._caller.is_cancelled():
-            self.tasks.start(self._end_later(update, pull, pushed))
+            self.run(self._returned(update, pull), end)
         else:
-            pushed.set_result(update.seq)
+            end(update.seq)
 
-    async def _end_later(self, update: UpdateId, pull: bool, pushed: Pushed) -> None:
-        try:
-            pushed.set_result(await self._returned(update, pull))
-        except Exception as error:  # noqa: BLE001 - raised by the caller
-            pushed.set_exception(error)
+    def run(self, work: Coroutine[Any, Any, Any], done: Done) -> None:
+        """Run a coroutine as a task; call `done` with its result, or with an exception."""
+        outcome: Any = DpsError("the client was closed before that had ended")
+
+        async def run() -> None:
+            nonlocal outcome
+            try:
+                outcome = await work
+            except Exception as error:  # noqa: BLE001 - raised by the caller
+                outcome = error
+
+        def ended(task: object) -> None:
+            work.close()  # if it was cancelled before it began
+            done(outcome)
+
+        if self._is_closed:
+            ended(None)
+        else:
+            self.tasks.start(run()).add_done_callback(ended)
 
     async def _send(
         self, update: UpdateId, operations: Mapping[int, Operation], pull: bool
@@ -596,6 +615,15 @@ class Client:
             return list(await asyncio.gather(*requests))
         finally:
             self._under_way -= 1
+
+
+def _settle(pushed: Pushed, outcome: Any) -> None:
+    if pushed.done():
+        return  # it was cancelled
+    if isinstance(outcome, Exception):
+        pushed.set_exception(outcome)
+    else:
+        pushed.set_result(outcome)
 
 
 async def _outcome(request: Awaitable[T]) -> T | Exception:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
+from functools import partial
 from typing import Any
 
 from dps.errors import CoordinatorGone, GroupClosed, NotServing, TransportError
@@ -36,9 +36,8 @@ class Router:
         self._failure: Exception | None = None
         self._is_watching = False
         self._reported: set[Endpoint] = set()
-        self._calls: dict[asyncio.Timeout, tuple[int, Endpoint, bool]] = {}
-        self._numbers = count()
-        self._begun: dict[int, tuple[Callable[[], None], tuple[int, Endpoint, bool]]] = {}
+        # How to give up a call, and what it is: the shard, the replica, and whether it is the head.
+        self._calls: dict[Callable[[], None], tuple[int, Endpoint, bool]] = {}
         self._listeners: list[Callable[[Table], None]] = []
 
     async def close(self) -> None:
@@ -119,11 +118,12 @@ class Router:
         That is when it leaves the chain or, for the head, when another replica is the head.
         """
         async with asyncio.timeout(None) as scope:
-            self._calls[scope] = view.shard, to, to == view.chain[0]
+            give_up = partial(_expire, scope)
+            self._calls[give_up] = view.shard, to, to == view.chain[0]
             try:
                 return await self.transport.call(to, request, deadline, link)
             finally:
-                del self._calls[scope]
+                del self._calls[give_up]
 
     def begin(
         self, view: View, to: Endpoint, request: Any, deadline: float, link: str, done: Done
@@ -131,14 +131,14 @@ class Router:
         """Call a replica as `call` does, without a task (see `Transport.begin`), if possible."""
 
         def ended(reply: Any) -> None:
-            self._begun.pop(number, None)
+            if give_up is not None:
+                del self._calls[give_up]
             done(reply)
 
-        number = next(self._numbers)
         give_up = self.transport.begin(to, request, deadline, link, ended)
         if give_up is None:
             return False
-        self._begun[number] = give_up, (view.shard, to, to == view.chain[0])
+        self._calls[give_up] = view.shard, to, to == view.chain[0]
         return True
 
     def report(self, host: Endpoint, request: ReportLink | None = None) -> None:
@@ -192,10 +192,7 @@ class Router:
         news.set()
         for listener in self._listeners:
             listener(table)
-        for scope, call in self._calls.items():
-            if self._is_vain(*call) and not scope.expired():
-                scope.reschedule(asyncio.get_running_loop().time())
-        for give_up in [give_up for give_up, call in self._begun.values() if self._is_vain(*call)]:
+        for give_up in [give_up for give_up, call in self._calls.items() if self._is_vain(*call)]:
             give_up()
         return table
 
@@ -205,3 +202,8 @@ class Router:
         now = self._table.views[shard]
         able = now.chain[:1] if as_head else now.chain
         return self._table.closed or not now.serving or to not in able
+
+
+def _expire(scope: asyncio.Timeout) -> None:
+    if not scope.expired():
+        scope.reschedule(asyncio.get_running_loop().time())

@@ -107,10 +107,10 @@ class ShardClient:
                 self._number = op.id.seq
             await self._deliver(op, pull)
 
-    async def _deliver(self, op: Operation, pull: bool) -> None:
+    async def _deliver(self, op: Operation, pull: bool, since: float | None = None) -> None:
         try:
             attempt, meanwhile = partial(self._push, op, pull), partial(self._buffer, op)
-            reply = await self._until_served(f"push of {op.id}", attempt, meanwhile)
+            reply = await self._until_served(f"push of {op.id}", attempt, meanwhile, since)
         except Evicted:
             self._drop([op])
         else:
@@ -120,49 +120,50 @@ class ShardClient:
     def begin_push(self, op: Operation, pull: bool, done: Done) -> bool:
         """Push an update as `push` does, without a task, if nothing has to be awaited before.
 
-        Returns whether it has begun; then `done` is called with an exception, or None. Whatever is
-        not a plain ack is left to a task, which sends the update again.
+        Returns whether it has begun; then `done` is called later, with None or an exception. What
+        is no plain ack is left to a task, which may send the update again. For clients that are
+        not gated.
         """
         view = self._router.served(self._shard)
-        if view is None or self._held or self._must_tell(view) or not _taken(self._turn):
+        if view is None or self._held or not taken(self._turn):
             return False
         request = msg.Push(view.shard, view.epoch, op, pull, self._timings.hold)
-        deadline = self._timings.call + self._timings.hold
-
-        def replied(reply: Any) -> None:
-            if isinstance(reply, msg.Pushed) and (reply.weights is not None or not pull):
-                self._acked(op, view.epoch, reply)
-                self._turn.release()
-                done(None)
-            else:
-                self._client.tasks.start(self._end_push(op, pull, done))
-
-        self._since_read += 1
-        self._number = op.id.seq
-        if self._router.begin(view, view.chain[0], request, deadline, "train", replied):
-            return True
-        self._since_read -= 1
-        self._turn.release()
-        return False
-
-    async def push_later(self, op: Operation, pull: bool, done: Done) -> None:
-        """Push as `push` does, and call `done` as `begin_push` does."""
+        deadline, since = self._timings.call + self._timings.hold, asyncio.get_running_loop().time()
+        replied = partial(self._replied, op, pull, view, since, done)
+        has_begun = False
         try:
-            await self.push(op, pull)
-        except Exception as error:  # noqa: BLE001 - raised by the caller
-            done(error)
-        else:
-            done(None)
-
-    async def _end_push(self, op: Operation, pull: bool, done: Done) -> None:
-        error: Exception | None = None
-        try:
-            await self._deliver(op, pull)
-        except Exception as raised:  # noqa: BLE001 - raised by the caller
-            error = raised
+            has_begun = self._router.begin(view, view.chain[0], request, deadline, "train", replied)
         finally:
-            self._turn.release()
-        done(error)
+            if not has_begun:
+                self._turn.release()
+        if has_begun:
+            self._since_read += 1
+            self._number = op.id.seq
+        return has_begun
+
+    def _replied(
+        self, op: Operation, pull: bool, view: msg.View, since: float, done: Done, reply: Any
+    ) -> None:
+        """Take what came of `begin_push`."""
+        ended: Done = partial(self._release, done)
+        if isinstance(reply, msg.Pushed):
+            try:
+                self._acked(op, view.epoch, reply)
+            except Exception as error:  # noqa: BLE001 - raised by the caller
+                return ended(error)
+            if pull and reply.weights is None:
+                return self._client.run(self._read(op.id._replace(seq=0)), ended)
+            return ended(None)
+        if isinstance(reply, TransportError):
+            self._router.report(view.chain[0])
+        if isinstance(reply, (*TEMPORARY, Evicted, TimeoutError, msg.Waiting)):
+            self._client.run(self._deliver(op, pull, since), ended)
+        else:
+            ended(reply)
+
+    def _release(self, done: Done, outcome: Any) -> None:
+        self._turn.release()
+        done(outcome)
 
     async def pull(self, reader: UpdateId) -> None:
         """Read the weights; during an outage the last ones may have to do."""
@@ -387,16 +388,12 @@ class ShardClient:
 
         So may a mailbox, and a replay policy may leave out what was buffered.
         """
-        if not self._must_tell(view):
+        if not self._tells or self._last is None or self._told_in == view.epoch:
             return
-        assert self._last is not None
         join = Operation("join", self._last)
         request = msg.Push(view.shard, view.epoch, join, False, self._timings.hold)
         await self._ask(view, view.chain[0], request)
         self._told_in = view.epoch
-
-    def _must_tell(self, view: msg.View) -> bool:
-        return self._tells and self._last is not None and self._told_in != view.epoch
 
     async def _flush_held(self, view: msg.View) -> bool:
         """Apply the gradients that are buffered here; they come before newer ones.
@@ -437,16 +434,22 @@ class ShardClient:
     # -- one request, until it is served -----------------------------------------------------------
 
     async def _until_served(
-        self, what: str, attempt: Attempt[T], meanwhile: Attempt[T] | None = None
+        self,
+        what: str,
+        attempt: Attempt[T],
+        meanwhile: Attempt[T] | None = None,
+        since: float | None = None,
     ) -> T:
         """Repeat `attempt` until it succeeds; while the shard is down, try `meanwhile` instead.
 
-        Raises `ShardUnavailable` if the shard stays down for longer than `Timings.unavailable`.
+        Raises `ShardUnavailable` if the shard stays down for longer than `Timings.unavailable`,
+        which counts from the loop's time `since` (None: now).
         """
         limit, self._why = self._timings.unavailable, ""
         view = (await self._router.table()).views[self._shard]
+        began = asyncio.get_running_loop().time() if since is None else since
         try:
-            async with asyncio.timeout(limit) as scope:
+            async with asyncio.timeout_at(began + limit) as scope:
                 while True:
                     self._client.may_go_on()
                     if (result := await self._attempt(view, attempt, meanwhile)) is not None:
@@ -503,7 +506,7 @@ class ShardClient:
         return reply
 
 
-def _taken(turn: asyncio.Lock) -> bool:
+def taken(turn: asyncio.Lock) -> bool:
     """Acquire a lock if that needs no wait; return whether it was acquired."""
     acquiring = turn.acquire()
     try:

@@ -111,9 +111,9 @@ class Replica:
         if self._machine.written_bytes(self.state, op) >= INLINE_BYTES:
             return None
         step = self.keep(op, self._machine.apply(self.state, op))
-        read = self._weights(op.id.worker) if m.pull else None
         if self._waiting:
             self.notify()
+        read = self._weights(op.id.worker) if m.pull else None
         return self._pushed(op, step, read)
 
     async def push(self, m: msg.Push) -> msg.Pushed | msg.Waiting:

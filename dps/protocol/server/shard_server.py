@@ -96,16 +96,19 @@ class ShardServer:
         self._tasks.repeat(lambda: self._lease.renew(self._renew), renewal)
 
     async def handle(self, message: Any) -> Any:
-        """Carry out one message and return its reply; raises `DpsError` to be sent back.
+        """Carry out one message and return its reply; raises `DpsError` to be sent back."""
+        at_once = self.at_once(message)
+        return await self.carry_out(message) if at_once is None else at_once
+
+    async def carry_out(self, message: Any) -> Any:
+        """Carry out a message as `handle` does; it may have to wait.
 
         The process may be paused anywhere, so lease and epoch are checked again before the reply. A
         pause after that only delays a reply that was right while the lease lasted.
         """
-        if (at_once := self.at_once(message)) is not None:
-            return at_once
         try:
             self._must_hold_lease(message)
-            reply = await self._carry_out(message)
+            reply = await self._dispatch(message)
             self._must_hold_lease(message)
             self._must_still_be_in_epoch(message)
         except DpsError as error:
@@ -199,7 +202,7 @@ class ShardServer:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    async def _carry_out(self, m: Any) -> Any:
+    async def _dispatch(self, m: Any) -> Any:
         keep = self._keeping.get(type(m))
         return await self._serving[type(m)](m) if keep is None else keep(m)
 

@@ -147,10 +147,12 @@ def _(right, self, m):
     return right(self, replace(m, epoch=self.epoch))
 
 
-@instead_of(ShardClient, "_end_push", "failed push taken for acknowledged")
-async def _(right, self, op, pull, done):
-    self._turn.release()
-    done(None)
+@instead_of(ShardClient, "_replied", "failed push taken for acknowledged")
+def _(right, self, op, pull, view, since, done, reply):
+    if isinstance(reply, Pushed):
+        right(self, op, pull, view, since, done, reply)
+    else:
+        self._release(done, None)
 
 
 @instead_of(Replica, "_readable", "uncommitted weights served", "chains")
@@ -237,10 +239,10 @@ def _(right, self, message):
         right(self, message)
 
 
-@instead_of(ShardServer, "handle", "lease not checked again")
+@instead_of(ShardServer, "carry_out", "lease not checked again")
 async def _(right, self, message):
     self._must_hold_lease(message)
-    reply = await self._carry_out(message)
+    reply = await self._dispatch(message)
     self._must_still_be_in_epoch(message)
     return reply
 
