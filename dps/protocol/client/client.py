@@ -349,8 +349,11 @@ class Client:
             nonlocal outcome
             try:
                 outcome = await work
-            except Exception as error:  # noqa: BLE001 - raised by the caller
+            except DpsError as error:
                 outcome = error
+            except Exception as error:  # noqa: BLE001 - raised by the caller
+                self._fail(error)
+                outcome = internal_error(error)
 
         def ended(task: object) -> None:
             work.close()  # if it was cancelled before it began
