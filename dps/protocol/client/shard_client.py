@@ -156,6 +156,7 @@ class ShardClient:
             return ended(None)
         if isinstance(reply, TransportError):
             self._router.report(view.chain[0])
+        self._why = reply.reason if isinstance(reply, msg.Waiting) else ""
         if isinstance(reply, (*TEMPORARY, Evicted, TimeoutError, msg.Waiting)):
             self._client.run(self._deliver(op, pull, since), ended)
         else:
@@ -443,13 +444,14 @@ class ShardClient:
         """Repeat `attempt` until it succeeds; while the shard is down, try `meanwhile` instead.
 
         Raises `ShardUnavailable` if the shard stays down for longer than `Timings.unavailable`,
-        which counts from the loop's time `since` (None: now).
+        which counts from the loop's time `since` (None: now, at the first attempt).
         """
-        limit, self._why = self._timings.unavailable, ""
+        limit = self._timings.unavailable
+        if since is None:
+            since, self._why = asyncio.get_running_loop().time(), ""
         view = (await self._router.table()).views[self._shard]
-        began = asyncio.get_running_loop().time() if since is None else since
         try:
-            async with asyncio.timeout_at(began + limit) as scope:
+            async with asyncio.timeout_at(since + limit) as scope:
                 while True:
                     self._client.may_go_on()
                     if (result := await self._attempt(view, attempt, meanwhile)) is not None:
