@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -58,6 +58,7 @@ Tensor = Any
 Event = Any  # of a stream; None on the CPU
 
 READ_ONLY = 0x08  # cudaHostRegisterReadOnly
+CLIPPED_TOGETHER = 1 << 22  # elements: some steps of clipping need a copy of as many
 BITS = (128, 64, 32, 16, 8, 4, 2, 1)
 _registering = threading.Lock()  # workers of one process may share a segment
 
@@ -85,7 +86,11 @@ class Stream:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Use this stream in the block, in the thread that runs it."""
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        if self._stream is None:
+            yield
+            return
+        # Otherwise what names no device would begin to use the first one of the process.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
     def event(self) -> Event:
@@ -143,7 +148,11 @@ class Accelerator:
             with suppress(RuntimeError):  # the driver reports the error again
                 torch.zeros(1, device=self.device)
         else:
-            segment.before_unmapping = driver.cudaHostUnregister
+            segment.before_unmapping = self._unregister
+
+    def _unregister(self, address: int) -> None:
+        with torch.cuda.device(self.device):
+            torch.cuda.cudart().cudaHostUnregister(address)
 
     # -- what a chain of filters uses --------------------------------------------------------------
 
@@ -268,7 +277,7 @@ class DeviceOutbox(Outbox):
         is_part = isinstance(part, Part)
         if not (is_part or self._chains):
             return Prepared(op, {}, {}, {}, Counts(), ())
-        wait(part.ready if is_part else None)
+        self.until_ready(op)
         with self._copies.used():
             if not is_part:
                 part = Part(torch.tensor(part, device=self._accelerator.device), None)
@@ -278,6 +287,10 @@ class DeviceOutbox(Outbox):
         if self._chains:
             return made
         return replace(made, operation=made.operation._replace(codec=()), lossless=())
+
+    def until_ready(self, op: Operation) -> None:
+        """Wait until the device has computed the gradient."""
+        wait(op.gradient.ready if isinstance(op.gradient, Part) else None)
 
     def commit(self, prepared: Prepared) -> None:
         """Keep the residuals of an operation that is on its way."""
@@ -331,6 +344,7 @@ class DeviceWeights(Destination):
 
     def __init__(self, layout: FlatLayout, buffer: Tensor, device: Accelerator) -> None:
         super().__init__(layout, dict(zip(layout.places, views(layout, buffer), strict=True)))
+        self._copied: Event = None
         self._device = device
         self._stream = Stream(device.device)
         self._lock = threading.Lock()
@@ -346,7 +360,6 @@ class DeviceWeights(Destination):
                 self._pairs[shard] = [
                     (buffer[at : at + n], arrived[there : there + n]) for at, there, _, n in extents
                 ]
-        self._copied: Event = None
         self._filled = self._stream.event()  # before that, other tensors may have had this memory
 
     def __del__(self) -> None:
@@ -377,11 +390,15 @@ class DeviceWeights(Destination):
         if not new:
             return
         wait(self._copied)  # before the server may write to the previous sources again
+        for shard in new:  # until all copies have begun
+            self._sources.pop(shard, None)
         with self._stream.used():
             self._stream.wait(self._filled)
-            for shard, buffer in new.items():
-                self._arrived[shard].copy_(self._quick(shard, buffer), non_blocking=True)
-            self._copied = self._stream.event()
+            try:
+                for shard, buffer in new.items():
+                    self._arrived[shard].copy_(self._quick(shard, buffer), non_blocking=True)
+            finally:
+                self._copied = self._stream.event()
         self._sources |= new
 
     def _quick(self, shard: int, buffer: np.ndarray) -> Tensor:
@@ -519,15 +536,16 @@ def _clip(gradients: list[Tensor], clipping: Clipped) -> None:
 
     The device does not wait for the host, which does not look at the norm.
     """
+    gradients = [some for each in gradients for some in each.split(CLIPPED_TOGETHER)]
     if clipping.value is not None:
-        limit = clipping.value
         for each in gradients:
+            limit = min(clipping.value, torch.finfo(each.dtype).max)
             each.copy_(torch.where(each.isfinite(), each.clamp(-limit, limit), each))
     if clipping.norm is not None:
         # Squares of float64 may be too large where the norm is not.
         wide = [each.abs().amax() for each in gradients if each.dtype == torch.float64]
         scale = torch.stack(wide).max() if wide else torch.ones((), device=gradients[0].device)
-        scale = torch.where(scale > 0, scale, 1)
+        scale = scale.clamp(min=1)
         norms = [
             torch.linalg.vector_norm(each / scale, dtype=torch.float64)
             if each.dtype == torch.float64
@@ -561,7 +579,7 @@ def _int8(sent: Tensor, random: np.random.Generator) -> Tensor:
     scales = padded.abs().amax(1, keepdim=True) / LEVELS
     steps = torch.where(scales > 0, padded / scales, 0)
     generator = torch.Generator(sent.device).manual_seed(int(random.integers(2**63)))
-    drawn = torch.rand(steps.shape, generator=generator, device=sent.device)
+    drawn = torch.rand(steps.shape, generator=generator, device=sent.device, dtype=torch.float32)
     below = steps.floor()
     whole = (below + (drawn < steps - below)).clamp(-LEVELS, LEVELS).to(torch.int8)
     parts = scales.view(-1).contiguous(), whole.view(-1)[: len(sent)]

@@ -33,6 +33,7 @@ BYTE = np.dtype(np.uint8)
 ALIGNMENT = 64  # of arrays in a segment: a line of the processor's cache
 SMALLEST = 1 << 16
 IDLE_BYTES = 512 << 20  # that a pool keeps for later
+SOON = 64  # requests within which a pool keeps more
 MOST_SEGMENTS = 256  # of a pool: each takes a descriptor here, and in each process that maps it
 _CLOEXEC_SEALABLE = 0x0001 | 0x0002  # MFD_CLOEXEC | MFD_ALLOW_SEALING
 _NOEXEC = 0x0008  # MFD_NOEXEC_SEAL; Linux 6.3
@@ -195,7 +196,8 @@ class Pool:
         self._failed = False
         self._lock = threading.Lock()
         self._ended: deque[tuple[Mapping, bool]] = deque()
-        self._idle: deque[Mapping] = deque()
+        self._idle: deque[tuple[int, Mapping]] = deque()  # and the last request before
+        self._requests = 0
         self._all: weakref.WeakSet[Mapping] = weakref.WeakSet()
         self._closed = False
 
@@ -245,19 +247,24 @@ class Pool:
         return self._reused(wanted) or self._created(wanted)
 
     def _reused(self, size: int) -> Mapping | None:
+        given_up = []  # freed when this returns, because it may take long to unmap them
         with self._lock:
+            self._requests += 1
             while self._ended:
                 ended, spoiled = self._ended.popleft()
-                if not spoiled:
-                    self._idle.append(ended)
+                if spoiled:
+                    given_up.append(ended)
+                else:
+                    self._idle.append((self._requests, ended))
             # The warmest first, and before others are given up.
-            found = next((each for each in reversed(self._idle) if each.size == size), None)
+            found = next((each for each in reversed(self._idle) if each[1].size == size), None)
             if found is not None:
                 self._idle.remove(found)
-            idle = sum(mapping.size for mapping in self._idle)
-            while idle > IDLE_BYTES:
-                idle -= self._idle.popleft().size
-        return found
+            idle = sum(mapping.size for _, mapping in self._idle)
+            while idle > IDLE_BYTES and self._requests - self._idle[0][0] >= SOON:
+                given_up.append(self._idle.popleft()[1])
+                idle -= given_up[-1].size
+        return None if found is None else found[1]
 
     def _created(self, size: int) -> Mapping:
         """Make a segment; give up idle ones of other sizes while there are too many."""
@@ -270,7 +277,8 @@ class Pool:
                 with self._lock:
                     if error.errno != errno.EMFILE or not self._idle:
                         raise
-                    self._idle.popleft()
+                    given_up = self._idle.popleft()
+                del given_up  # without the lock: it may take long to unmap it
             else:
                 with self._lock:
                     self._all.add(made)

@@ -141,7 +141,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A filtered operation, and the residuals after it, with the norm of each."""
+    """A filtered operation, and all residuals after it, with the norm of each."""
 
     operation: Operation
     residuals: dict[Names, Numbers]
@@ -207,18 +207,22 @@ class Outbox:
             entries += whole.size
             sent += whole.size if section.part.entries < 0 else section.part.entries
         counts = Counts(op.gradient.nbytes, entries=entries, withheld=entries - sent)
-        norms = {names: device.norm(kept) for names, kept in residuals.items()}
+        before, norms = self._residuals, self._norms
+        if any(map(self._have_parted, residuals)):
+            now = {name for names in residuals for name in names}
+            before = {key: kept for key, kept in self._apart().items() if key[0] not in now}
+            norms = {key: device.norm(kept) for key, kept in before.items()}
+        norms = norms | {names: device.norm(kept) for names, kept in residuals.items()}
+        residuals = before | residuals
         op = op._replace(gradient=device.payload(sections, self._empty), codec=tuple(codec))
         return Prepared(op, residuals, norms, pushes, counts, tuple(lossless))
 
+    def until_ready(self, op: Operation) -> None:
+        """Wait until the gradient of an operation is computed, if the device is not the host."""
+
     def commit(self, prepared: Prepared) -> None:
         """Keep the residuals of an operation that is on its way."""
-        if any(map(self._have_parted, prepared.residuals)):
-            apart, joined = self._apart(), {n for names in prepared.residuals for n in names}
-            self._residuals = {key: kept for key, kept in apart.items() if key[0] not in joined}
-            self._norms = {key: self._device.norm(kept) for key, kept in self._residuals.items()}
-        self._residuals |= prepared.residuals
-        self._norms |= prepared.norms
+        self._residuals, self._norms = prepared.residuals, prepared.norms
         self.pushes |= prepared.pushes
         self.counts += replace(prepared.counts, sent_bytes=prepared.operation.nbytes)
 

@@ -71,6 +71,7 @@ class Clipped(Wrapper):
                 "Clipped: the rule within is clipped already; give norm and value at once"
             )
 
+    @np.errstate(over="ignore")  # a limit may be too large for float32
     def clipped(
         self, parts: Sequence[Array], fresh: Callable[[], Sequence[Array]]
     ) -> Sequence[Array]:

@@ -141,6 +141,8 @@ class Encoder:
             return self.plain_operations(operation, parts, point)
         dense = {shard: _plain(operation, part) for shard, part in parts.dense.items()}
         cost = PASSES * sum(op.nbytes for op in dense.values())
+        if self._waits and len(dense) > 1:  # one thread waits, not one for each shard
+            await offload(partial(self._until_ready, dense), INLINE_BYTES)
         work = [self._prepared(shard, op, point, cost) for shard, op in dense.items()]
         dense = self._committed(dict(zip(dense, await asyncio.gather(*work), strict=True)))
         return self._based(_with_rows(dense, parts, operation), point)
@@ -160,7 +162,8 @@ class Encoder:
             left = {s: outbox for s, outbox in enumerate(self._outboxes) if outbox.withheld()}
             return {shard: _packed(outbox.remainder(operation)) for shard, outbox in left.items()}
 
-        return self._based(self._committed(await offload(work, PASSES * nbytes)), point)
+        cost = INLINE_BYTES if self._waits else PASSES * nbytes
+        return self._based(self._committed(await offload(work, cost)), point)
 
     def state(self, saved_bytes: int) -> dict[str, Any]:
         """Return the figures of `dps.events.Filtered`; key caching has saved this many bytes."""
@@ -184,9 +187,16 @@ class Encoder:
     ) -> Prepared:
         """Filter a gradient for one shard, in a thread if the update is large; change nothing."""
         base = point.shards[shard].weights
-        outbox = self._outboxes[shard]
-        work = partial(outbox.prepared, operation, base.values if base else None)
-        return await offload(lambda: _packed(work()), INLINE_BYTES if outbox.waits else cost)
+        work = partial(self._outboxes[shard].prepared, operation, base.values if base else None)
+        return await offload(lambda: _packed(work()), INLINE_BYTES if self._waits else cost)
+
+    @property
+    def _waits(self) -> bool:
+        return any(outbox.waits for outbox in self._outboxes)
+
+    def _until_ready(self, operations: Mapping[int, Operation]) -> None:
+        for shard, op in operations.items():
+            self._outboxes[shard].until_ready(op)
 
     def _committed(self, prepared: Mapping[int, Prepared]) -> dict[int, Operation]:
         for shard, one in prepared.items():

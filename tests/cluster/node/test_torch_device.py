@@ -142,14 +142,16 @@ def test_int8_is_unbiased_and_off_by_less_than_a_step() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("doubles", [1.0, 1e-300, 1e200])
 @pytest.mark.parametrize(
-    ("norm", "value"), [(1.0, None), (None, 0.5), (2.0, 1.5), (1e6, None), (1.0, 1e-3)]
+    ("norm", "value"), [(1.0, None), (None, 0.5), (2.0, 1.5), (1e6, None), (1.0, 1e-3), (1.0, 1e99)]
 )
 def test_gradients_are_clipped_as_on_the_host(
-    shards: int, norm: float | None, value: float | None
+    shards: int, doubles: float, norm: float | None, value: float | None
 ) -> None:
     rule = Clipped(dps.SGD(RATE), norm=norm, value=value)
     of, placed = gradients("abde", 3), layout(shards)
+    of = {name: a * doubles if a.dtype == np.float64 else a for name, a in of.items()}
     expected = split(placed, rule, of)
     parts = on_the_device(of, placed).parts([*of], rule)
     assert parts.keys() == expected.dense.keys()

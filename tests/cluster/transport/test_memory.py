@@ -15,6 +15,7 @@ import pytest
 from dps.cluster.transport import memory as module
 from dps.cluster.transport.memory import (
     SMALLEST,
+    SOON,
     Held,
     Pool,
     create,
@@ -118,6 +119,20 @@ def test_idle_segments_are_given_up_for_others(
     held, _ = pool.filled([large])
     assert held.mapping.size == large.nbytes
     assert len(pool) == 3
+
+
+def test_what_is_needed_again_soon_stays_however_large_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "IDLE_BYTES", 3 * SMALLEST)
+    pool = Pool()
+    for _ in range(3):
+        arrays = [pool.empty((SMALLEST,), BYTE) for _ in range(5)]
+        assert len(pool) == 5
+        del arrays
+    for _ in range(SOON + 1):
+        pool.empty((1,), BYTE)
+    assert len(pool) == 4  # the last one is in use when the others are counted
 
 
 KILLED = """
