@@ -307,7 +307,8 @@ def _left(state: ShardState, op: Operation) -> Step:
 def _held(state: ShardState, op: Operation) -> Step:
     """Keep a place at the entry clock for an unknown or inactive worker; gates wait for it."""
     known = state.workers.get(op.id.worker)
-    if known is not None and known.active:
+    # A copy of the message may arrive after the worker has joined and left.
+    if known is not None and (known.active or known.incarnation >= op.id.seq):
         return Step("duplicate", state, op)
     place = replace(known or Progress(0, 0, 0, 0, True), clock=state.entry_clock, active=True)
     workers = {**state.workers, op.id.worker: place}

@@ -54,7 +54,8 @@ class Operation(NamedTuple):
     A "gradient" is an update, an "apply" runs the function of `call`. The other kinds only change
     the table of workers' clocks; a "tick" stands for an update that changes nothing on this shard.
     A join has the number 0, or the worker's last one if the shard may have lost that; a leave has
-    0. A join with incarnation 0 keeps a place for a worker that is not active here, but will join.
+    0. A join with incarnation 0 keeps a place for a worker that is not active here, but will join
+    as the incarnation that is its number.
     An apply has the number of its caller's call; callers have their own names, and no clocks.
     """
 

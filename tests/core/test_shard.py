@@ -86,14 +86,18 @@ def test_a_newcomer_goes_on_from_the_fastest_when_all_have_left() -> None:
 def test_a_kept_place_is_where_a_worker_joins_whatever_others_push(
     known: tuple[Operation, ...],
 ) -> None:
-    kept = after(join("a"), *known, join("b", incarnation=0))
+    place = Operation("join", UpdateId("b", 0, 2))  # for its second incarnation
+    kept = after(join("a"), *known, place)
     pushed = [MODEL.gradient("a", 1), MODEL.gradient("b", 1), MODEL.gradient("a", 2)]
     steps = MODEL.apply_all(RULE, kept, [*pushed, join("b", incarnation=2)])
     assert [step.outcome for step in steps] == ["applied"] * 4
     assert kept.clocks == {"a": 0, "b": 0}
     assert MODEL.apply(RULE, kept, join("b", incarnation=2)).state.clocks == {"a": 0, "b": 0}
     assert steps[-1].state.clocks == {"a": 2, "b": 1}
-    assert MODEL.apply(RULE, kept, join("b", incarnation=0)).state is kept
+    assert MODEL.apply(RULE, kept, place).state is kept
+    gone = MODEL.apply_all(RULE, kept, [join("b", incarnation=2), leave("b", incarnation=2)])[-1]
+    assert MODEL.apply(RULE, gone.state, place).state is gone.state
+    assert MODEL.apply(RULE, after(leave("b", incarnation=2)), place).state.clocks == {}
 
 
 def test_a_worker_that_left_is_not_waited_for_but_remembered() -> None:

@@ -214,8 +214,8 @@ class Workers:
                 raise NotServing(f"shard {view.shard}: joins do not become durable") from None
 
         active = self.active.items()
-        calls = (admit(UpdateId(name, 0 if early else number, 0)) for name, number in active)
-        await asyncio.gather(*calls)
+        ids = [UpdateId(name, 0, n) if early else UpdateId(name, n, 0) for name, n in active]
+        await asyncio.gather(*map(admit, ids))
 
     async def evict_absent(self, controller: ShardController) -> None:
         """Remove all workers that are gone from a shard's clock table."""
