@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dps.cluster.backends.local import LocalCluster as LocalCluster
     from dps.cluster.driver.parameter_server import ParameterServer as ParameterServer
     from dps.cluster.names import NodeSpec as NodeSpec
+    from dps.cluster.node.batches import Batches as Batches
     from dps.cluster.node.pipeline import Pipeline as Pipeline
     from dps.cluster.node.worker import Worker as Worker
     from dps.cluster.supervision.session import Session as Session
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {  # all others are in dps.public
+    "Batches": "dps.cluster.node.batches",
     "LocalCluster": "dps.cluster.backends.local",
     "NodeSpec": "dps.cluster.names",
     "ParameterServer": "dps.cluster.driver.parameter_server",

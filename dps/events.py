@@ -96,7 +96,8 @@ class Applied(Event, level=logging.NOTSET):
 class Acked(OfWorker, level=logging.NOTSET):
     """Pushes that a worker knows to be durable; row i of each column is one update on one shard.
 
-    `outcomes` are "applied", "duplicate" (refused, because the shard had it) or "buffered" (in a
+    `outcomes` are "applied", "duplicate" (refused, because the shard had it), "repeated" (refused,
+    because it had another update of the same batch of leased data) or "buffered" (in a
     mailbox or the worker, until the shard is back).
     """
 

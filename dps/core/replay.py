@@ -150,7 +150,7 @@ def summed(layout: ShardLayout, ops: Iterable[Operation]) -> tuple[Operation, ..
                 dtype = piece.block.dtype
                 both = last.gradient[part].view(dtype), op.gradient[part].view(dtype)
                 np.add(*both, out=gradient[part].view(dtype))
-        merged = (*last.merged, (op.id, op.based_on, op.based_at))
+        merged = (*last.merged, (op.id, op.based_on, op.based_at, op.batch))
         rows = added(last.rows, op.rows)
         sums[-1] = last._replace(gradient=gradient, merged=merged, rows=rows)
     return tuple(sums)

@@ -17,10 +17,11 @@ import numpy as np
 from dps.core.blocks import Empty, ShardLayout, all_finite
 from dps.core.filters.encoding import widened
 from dps.core.functions import Function, carried_out, changed_buffer
+from dps.core.leases import BatchRecord, as_tick, has, with_batches
 from dps.core.rules.rule import UpdateRule, by_rows, factor, factor_at, is_per_array, rule_for
 from dps.core.rules.wrappers import check_base, compensated
 from dps.core.tables.table import Level, SparseTable, are_sorted, check_fit, table_of
-from dps.core.updates import Operation, UpdateId
+from dps.core.updates import Batch, Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 CHUNK_BYTES = 1 << 20
@@ -63,6 +64,7 @@ class ShardState:
     tables: dict[str, SparseTable] = field(default_factory=dict)
     # The packed result of the last call of each caller that has not left.
     results: dict[str, np.ndarray] = field(default_factory=dict)
+    batches: BatchRecord = field(default_factory=dict)  # of leased data, that were applied
 
     @property
     def nbytes(self) -> int:
@@ -169,12 +171,16 @@ class StateMachine:
             return Step("duplicate", state, op)
         if op.kind == "apply":
             return self._called(state, op)
+        if op.batch is not None and has(state.batches, op.batch):
+            op = as_tick(op)  # another worker, or another incarnation, has computed it before
         if op.kind not in ("join", "tick"):
             return self._stepped(state, compensated(self.layout, self.rule, state.values, op))
         # A join has no number, unless it reports a clock that the shard may have lost.
         clock = op.id.seq if op.kind == "tick" else op.id.seq or state.entry_clock
         workers = {**state.workers, op.id.worker: _progress(state.workers, op.id, clock, 0)}
-        return Step("applied", replace(state, index=state.index + 1, workers=workers), op)
+        batches = _with(state, [op.batch])
+        after = replace(state, index=state.index + 1, workers=workers, batches=batches)
+        return Step("applied", after, op)
 
     def written_bytes(self, state: ShardState, op: Operation) -> int:
         """Estimate the bytes that a step with the operation writes, and so how long it may take."""
@@ -206,9 +212,9 @@ class StateMachine:
         return Step("applied", after, op._replace(call=call), (update,) * changed)
 
     def _stepped(self, state: ShardState, op: Operation) -> Step:
-        merged = ((op.id, op.based_on, op.based_at), *op.merged)
+        merged = ((op.id, op.based_on, op.based_at, op.batch), *op.merged)
         # The mean of what they missed. They miss none of each other: they enter in the same step.
-        staleness = sum(max(0, state.version - base) for _, base, _ in merged) / len(merged)
+        staleness = sum(max(0, state.version - base) for _, base, *_ in merged) / len(merged)
 
         def scale_of(own: UpdateRule) -> float:
             return op.scale * factor(own, staleness) * factor_at(own, state.version)
@@ -217,14 +223,15 @@ class StateMachine:
         tables = self._stepped_tables(state, op, scale_of) if op.rows else state.tables
         updates: list[AppliedUpdate] = []
         version, workers = state.version, dict(state.workers)
-        for update, based_on, based_at in merged:
+        for update, based_on, based_at, _ in merged:
             # Weights from before a rollback may have a higher version than the shard has now.
             missed = max(0, version - based_on)
             version += 1
             workers[update.worker] = _progress(workers, update, update.seq, applied=1)
             updates.append(AppliedUpdate(update, version, missed, based_at, op.replayed))
         counts = state.index + 1, version, state.steps + 1
-        after = ShardState(*counts, values, slots, workers, tables, state.results)
+        batches = _with(state, [batch for *_, batch in merged])
+        after = ShardState(*counts, values, slots, workers, tables, state.results, batches)
         return Step("applied", after, op, tuple(updates))
 
     def _stepped_arrays(
@@ -286,6 +293,11 @@ class StateMachine:
             level = Level(rows.keys.copy(), values.reshape(full), slots)
             after[rows.table] = table.written(level)
         return after
+
+
+def _with(state: ShardState, batches: Sequence[Batch | None]) -> BatchRecord:
+    new = [batch for batch in batches if batch is not None]
+    return with_batches(state.batches, new) if new else state.batches
 
 
 def _left(state: ShardState, op: Operation) -> Step:

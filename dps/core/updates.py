@@ -23,6 +23,13 @@ class UpdateId(NamedTuple):
     seq: int
 
 
+class Batch(NamedTuple):
+    """Identity of a batch of leased data (see `dps.core.leases`): its epoch, and its number."""
+
+    epoch: str  # of which pass over which data, too
+    number: int  # from 0
+
+
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """How the gradient of one array on one shard is encoded (see `dps.core.filters.encoding`)."""
@@ -68,13 +75,14 @@ class Operation(NamedTuple):
     gradient: np.ndarray | None = None
     replayed: bool = False  # whether it was buffered during an outage
     scale: float = 1.0  # factor on the learning rate; only replay policies reduce it
-    # Further updates whose gradients are summed into this one: id, `based_on`, `based_at`.
-    merged: tuple[tuple[UpdateId, int, float], ...] = ()
+    # Further updates whose gradients are summed into this one: id, `based_on`, `based_at`, `batch`.
+    merged: tuple[tuple[UpdateId, int, float, Batch | None], ...] = ()
     rows: tuple[Rows, ...] = ()  # the gradient of rows of sparse tables, one entry for each
     codec: tuple[Encoding, ...] = ()  # how the gradient of each array is encoded; empty: not at all
     # uint8 buffer of the weights of `based_on`, never encoded; only if the rule needs them.
     base: np.ndarray | None = None
     call: Call | None = None
+    batch: Batch | None = None  # of leased data, whose update this is
 
     @property
     def nbytes(self) -> int:

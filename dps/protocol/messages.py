@@ -6,14 +6,15 @@ A request names its reply, if that is not None. Any request may be answered by a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, dataclass_transform
+from typing import Any, Literal, dataclass_transform
 
 import numpy as np
 
 from dps.core.checkpoint_interval import FailureHistory
+from dps.core.leases import BatchRecord, Division, Lease
 from dps.core.names import restored_from
 from dps.core.shard import Progress, ShardState
-from dps.core.updates import Encoding, Operation, UpdateId
+from dps.core.updates import Batch, Encoding, Operation, UpdateId
 from dps.events import Failover
 from dps.protocol import wire
 from dps.protocol.monitor import Sighting
@@ -23,6 +24,8 @@ STOPPED = "the training was stopped by ParameterServer.stop()"
 
 wire.message(FailureHistory)
 wire.message(Failover)
+wire.message(Division)
+wire.message(Lease)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -196,6 +199,37 @@ class ExitWorker(Message):
     returned: Returned | None = None
 
 
+class TakeLease(Message):
+    """Get batches to compute for a `run` of workers over the same data. Reply: Leased.
+
+    `held` are the worker's earlier leases with updates that have not ended: others that it was sent
+    have, or did not reach it. It waits `patience` seconds for batches that others may return.
+    """
+
+    worker: str
+    incarnation: int
+    run: str
+    division: Division
+    held: tuple[int, ...]
+    patience: float
+
+
+class Leased(Message):
+    """Batches of a pass over the data; no `lease` if there is none yet, or as the pass `ended`."""
+
+    pass_name: str = ""
+    lease: Lease | None = None
+    ended: bool = False
+    given_up: bool = False  # this incarnation of the worker: it must enter again
+
+    def batches(self) -> list[Batch]:
+        """The batches of the lease, in their order."""
+        if self.lease is None:
+            return []
+        epoch = f"{self.pass_name}/{self.lease.epoch}"
+        return [Batch(epoch, number) for number in range(self.lease.begin, self.lease.end)]
+
+
 class Evict(OfShard):
     """Remove workers that are gone from a shard's clock table.
 
@@ -325,9 +359,13 @@ class Push(OfShard):
 
 
 class Pushed(Message):
-    """The update is as durable as the strategy promises; `outcome` is "applied" or "duplicate"."""
+    """The update is as durable as the strategy promises.
 
-    outcome: str
+    Its `outcome` is "applied", "duplicate" if the shard had it, or "repeated" if it had another
+    update of the same batch of leased data.
+    """
+
+    outcome: Literal["applied", "duplicate", "repeated", "buffered"]
     version: int
     clock: int  # the worker's on this shard
     weights: Weights | None
@@ -376,6 +414,7 @@ class ShardMetadata(Message):
     steps: int
     workers: dict[str, Progress]
     results: dict[str, np.ndarray]
+    batches: BatchRecord
 
 
 class Weights(Message):
@@ -605,6 +644,7 @@ class Description(Message):
     duplicates: int  # refused by this replica
     updates: int  # applied by this replica
     missed: int  # the sum of their staleness, in versions
+    batches: BatchRecord  # of leased data, whose updates are durable
 
 
 class Flush(Message):

@@ -20,9 +20,10 @@ import msgpack
 import numpy as np
 
 from dps import errors
+from dps.core.leases import Applied
 from dps.core.shard import Progress, ShardState
 from dps.core.tables.table import Level, Rows, SparseTable
-from dps.core.updates import Call, Encoding, Operation, UpdateId
+from dps.core.updates import Batch, Call, Encoding, Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol.monitor import Sighting
 from dps.protocol.transport import Endpoint, Watched
@@ -79,8 +80,8 @@ def _values_of(cls: type) -> Callable[[Any], tuple[Any, ...]]:
 
 
 for _cls in (
-    *(Endpoint, Watched, Sighting, UpdateId, Encoding, Call, Operation, Rows),
-    *(Progress, ShardState, SparseTable, Level),
+    *(Endpoint, Watched, Sighting, UpdateId, Batch, Encoding, Call, Operation, Rows),
+    *(Applied, Progress, ShardState, SparseTable, Level),
 ):
     message(_cls)
 

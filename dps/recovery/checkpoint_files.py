@@ -24,12 +24,13 @@ import fsspec
 import numpy as np
 from safetensors.numpy import load, save
 
+from dps.core.leases import Applied
 from dps.core.shard import Progress, ShardState
 from dps.core.tables.table import Level, SparseTable
 from dps.errors import CheckpointCorrupt, DpsError, StaleEpoch, StoreUnavailable
 from dps.recovery.files import NotAFile, contents, make_folder, publish, sealed, unsealed
 
-FORMAT = 3
+FORMAT = 4
 
 _NAME = re.compile(r"e(\d+)-i(\d+)(?:-c(\d+))?(?:-[0-9a-f]{8})?\.(json|safetensors)(\.\w+\.tmp)?")
 
@@ -250,7 +251,11 @@ class CheckpointFiles:
         workers = {name: Progress(**fields) for name, fields in manifest["workers"].items()}
         tables = {name: SparseTable(tuple(levels[number])) for number, name in manifest["tables"]}
         results = _named("result/", arrays[manifest["file"]])
-        return ShardState(index, version, steps, values, slots, workers, tables, results)
+        batches = {
+            epoch: Applied(below, bytes.fromhex(bits))
+            for epoch, (below, bits) in manifest["batches"].items()
+        }
+        return ShardState(index, version, steps, values, slots, workers, tables, results, batches)
 
 
 def name_of(epoch: int, index: int) -> str:
@@ -305,6 +310,7 @@ def manifest_of(
         "version": state.version,
         "steps": state.steps,
         "workers": {name: dataclasses.asdict(p) for name, p in state.workers.items()},
+        "batches": {epoch: (below, bits.hex()) for epoch, (below, bits) in state.batches.items()},
         "size": state.values.nbytes,
         "slots": list(state.slots),
         "tables": list(enumerate(state.tables)) if tables is None else tables,

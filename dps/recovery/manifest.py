@@ -23,6 +23,7 @@ from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
 from dps.core.functions import CALLS, DRIVER, most
+from dps.core.leases import in_all
 from dps.core.placement import ConsistentHash
 from dps.core.ranges import in_a_line, listed
 from dps.core.rules.rule import UpdateRule, by_rows
@@ -279,6 +280,7 @@ def resharded(saved: Saved, shards: int) -> Saved:
             slots={name: layout.gather(shard, slots[name])[0].copy() for name in names},
             tables=rows[shard],
             results={},
+            batches=in_all([state.batches for state in states]),
         )
         for shard in range(shards)
     )

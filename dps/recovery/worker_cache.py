@@ -67,7 +67,8 @@ class WorkerCache(Durability):
 
     def metadata(self, epoch: int, state: ShardState) -> ShardMetadata:
         """Return what makes a copy of the weights a whole state, except the optimizer's part."""
-        return ShardMetadata(epoch, state.index, state.steps, state.workers, state.results)
+        own = state.index, state.steps, state.workers, state.results, state.batches
+        return ShardMetadata(epoch, *own)
 
     def worker_part(self, context: WorkerContext) -> Callable[[Table], None]:
         """Return the function that offers a worker's copies."""
@@ -114,7 +115,7 @@ def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
     # The rule's steps count from where its slots start.
     steps = 0 if slots else metadata.steps
     state = ShardState(metadata.index, copy.version, steps, copy.values, slots, metadata.workers)
-    return replace(state, results=metadata.results)
+    return replace(state, results=metadata.results, batches=metadata.batches)
 
 
 class Copies:

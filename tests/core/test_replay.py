@@ -43,7 +43,11 @@ def replayed(policy: Replay, *ops: Operation) -> tuple[list[float], list[float],
 
 def entered(ops: tuple[Operation, ...]) -> list[tuple[UpdateId, int, float]]:
     """What each operation brings in: identity, version and time that it was based on."""
-    return [one for op in ops for one in ((op.id, op.based_on, op.based_at), *op.merged)]
+    return [
+        one
+        for op in ops
+        for one in ((op.id, op.based_on, op.based_at), *(each[:3] for each in op.merged))
+    ]
 
 
 # With the learning rate of 0.5, the sum (6, -2 | 4) moves the weights by (-3, 1 | -2).

@@ -109,7 +109,7 @@ def test_optimizer_state_of_rows_starts_at_zero_when_they_are_first_pushed_to() 
 def test_summed_gradients_have_the_sum_of_the_rows_of_each_key() -> None:
     ops = [op(1, {1: 1.0, 2: 2.0}), op(1, {2: 3.0, 9: 1.0}, worker="b"), op(1, worker="c")]
     (total,) = summed(SHARD, ops)
-    assert [update.worker for update, _, _ in total.merged] == ["b", "c"]
+    assert [update.worker for update, *_ in total.merged] == ["b", "c"]
     step = applied(start(), total)
     assert held(step.state) == {1: 1.0, 2: 5.0, 9: 1.0}
     assert (dense(step.state), step.state.version, step.state.steps) == (3.0, 3, 1)

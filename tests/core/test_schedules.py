@@ -70,7 +70,7 @@ def test_each_step_is_taken_at_the_rate_of_its_version() -> None:
 
 def test_updates_that_are_summed_into_one_step_count_each() -> None:
     rule = Scheduled(SGD(1.0), StepDecay(3, 0.5))
-    merged = tuple((UpdateId(worker, 1, 1), 0, 0.0) for worker in "bc")
+    merged = tuple((UpdateId(worker, 1, 1), 0, 0.0, None) for worker in "bc")
     state = pushed(begun(rule), rule, 1, merged=merged)
     assert (state.version, state.steps) == (3, 1)
     assert change(state, pushed(state, rule, 2)) == 0.5
@@ -81,7 +81,7 @@ def test_weights_that_are_rebuilt_without_slots_keep_their_place_in_the_schedule
     state = begun(rule)
     for seq in range(1, 11):
         state = pushed(state, rule, seq)
-    metadata = ShardMetadata(1, state.index, state.steps, state.workers, {})
+    metadata = ShardMetadata(1, state.index, state.steps, state.workers, {}, {})
     found = rebuilt(Weights(state.version, 0.0, -1, state.values, metadata), rule)
     assert (found.version, found.steps) == (10, 0)
     # Adam's first step is of the size of its learning rate, whatever the gradient.

@@ -214,7 +214,7 @@ def test_a_partial_push_steps_its_own_arrays_only(rule: UpdateRule) -> None:
 
 
 def test_merged_updates_enter_in_one_step_with_an_identity_each() -> None:
-    merged = ((UpdateId("b", 1, 1), 0, 3.0), (UpdateId("a", 1, 2), 1, 4.0))
+    merged = ((UpdateId("b", 1, 1), 0, 3.0, None), (UpdateId("a", 1, 2), 1, 4.0, None))
     op = MODEL.gradient("a", 1, based_at=2.0, merged=merged, replayed=True)
     step = MODEL.apply(RULE, after(join("a"), join("b")), op)
     assert (step.state.index, step.state.version, step.state.steps) == (3, 3, 1)

@@ -37,7 +37,6 @@ from tests.simulator.workload import (
     Recorded,
     RowKeys,
     Tally,
-    cells_of,
     counters,
     mark,
     zeros,
@@ -45,6 +44,7 @@ from tests.simulator.workload import (
 from tests.simulator.world import COORDINATOR, World, run_of
 
 HORIZON = 20.0  # seconds after the last fault within which everything must be well again
+LEASED = 1.0  # seconds for each batch of leased data, besides
 SKEW = 0.05
 CALENDAR = 100.0
 PATH = "counting"  # the disk on which checkpoints are
@@ -160,7 +160,7 @@ class Run:
         self._world = World(group, zeros(layout), self._network, notices, **places)
         self._world.tells = schedule.told
         self._injector = Injector(self._world, files, schedule, self)
-        self._tally = Tally(case.shards, lambda: self._auditor.mail_lost)
+        self._tally = Tally(case.shards, lambda: self._auditor.mail_lost, case.leases)
         watched = self._world, schedule, self._tally, self._injector
         self._auditor = Auditor(*watched, self._row_keys)
         self._over = asyncio.Event()
@@ -198,7 +198,9 @@ class Run:
         await self._ended()
         await self._rest()  # what is due must be written although no update follows
         await self._push_once_more()
-        self._auditor.check(await self._rest())
+        table = await self._rest()
+        self._auditor.check(table)
+        self._auditor.check_whole(table)
 
     async def _rest(self) -> Table:
         """Wait until all shards are served and at rest, and a layer has what is due."""
@@ -214,7 +216,7 @@ class Run:
 
     def again(self, worker: str) -> None:
         """Start another process under the name of a worker."""
-        self._tally.forgive_buffer(cells_of(worker))
+        self._tally.forgive_buffer(self._tally.own(worker))
         self._start(worker)
 
     async def resume(self, fault: Fault) -> World:
@@ -301,6 +303,7 @@ class Run:
 
     async def _ended(self) -> None:
         within = HORIZON + CELLS * self._schedule.think  # a slow worker takes no less
+        within += LEASED * len(self._case.leased)  # all of which have to be pushed
         _, hanging = await asyncio.wait(self._training, timeout=within)
         text = f"{len(hanging)} workers still not done {within:g} s after the faults"
         require(not hanging, "stuck", text)

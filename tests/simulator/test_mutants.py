@@ -32,6 +32,7 @@ KNOWN = {
     "epoch not checked again": "chain(2), elastic, pull filters:0",
     "first store used for ever": "stateless, BSP:5:wide",
     "place kept for a worker that has left": "stateless, two stores, SSP(1):20261271000021:wide",
+    "lease given out while it is held": "leased, none:4",
     "lease counted from the reply": "checkpoint, all, filters:15:wide:watched",
     "lease not checked again": "stateless, BSP:8",
     "given up without proof": "chain(2), busy:14",

@@ -29,7 +29,7 @@ from dps.core.functions import Changed, Part
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import asked
 from dps.core.tables.table import PARTITIONS, SparseSpec, table_of
-from dps.core.updates import UpdateId
+from dps.core.updates import Batch, UpdateId
 from dps.errors import Evicted, InternalError
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.messages import Table
@@ -253,6 +253,8 @@ class Tally:
     ----------
     mail_lost
         Whether a failure was allowed to take back what was in a mailbox.
+    leases
+        Whether workers lease the cells that they push.
 
     Attributes
     ----------
@@ -287,10 +289,15 @@ class Tally:
         The last incarnation of each name that the coordinator has let in.
     processes
         How many processes there have been of each worker's name.
+    computing
+        The worker that computes a leased cell, or did when it ended, and its incarnation.
     """
 
-    def __init__(self, shards: int, mail_lost: Callable[[], bool]) -> None:
+    def __init__(self, shards: int, mail_lost: Callable[[], bool], leases: bool) -> None:
         self.mail_lost = mail_lost
+        self._leases = leases
+        self._pushed_by: dict[str, set[int]] = {}
+        self.computing: dict[int, tuple[str, int]] = {}
         self.claimed: set[int] = set()
         self.attempted: set[int] = set()
         self.acked: list[set[int]] = [set() for _ in range(shards)]
@@ -320,6 +327,24 @@ class Tally:
         self.latest[worker] = incarnation
         done = [i for i, cell in enumerate(cells_of(worker), 1) if cell in self.attempted]
         self.active[worker] = max(done, default=0)
+
+    def own(self, worker: str) -> Iterable[int]:
+        """The cells of a worker, or those that it has pushed."""
+        return self._pushed_by.get(worker, set()) if self._leases else cells_of(worker)
+
+    def pushes(self, worker: str, incarnation: int, cell: int, number: int) -> None:
+        """A worker is about to push a cell, as the update of this number."""
+        self.attempted.add(cell)
+        self.numbers[cell] = number
+        self.made_as[cell] = incarnation
+        self._pushed_by.setdefault(worker, set()).add(cell)
+
+    def begins(self, worker: str, incarnation: int, cell: int) -> None:
+        """A worker begins to compute a cell, which no other one does that takes part."""
+        other = self.computing.get(cell)
+        held = other is not None and other[0] != worker and self.has_part(*other)
+        require(not held, "held twice", f"{worker} computes {cell}, and so does {other}")
+        self.computing[cell] = worker, incarnation
 
     def forgive_buffer(self, cells: Iterable[int]) -> None:
         """What a worker held back of these is lost with its process."""
@@ -401,6 +426,10 @@ class CountingWorker:
         self._lead = case.lead
         self._row_keys = rows
         self._calls = case.calls
+        self._case = case
+        # Cells that are pushed only when the faults are over.
+        self._last = set(sorted(case.leased)[-case.workers :])
+        self._repeated: list[set[int]] = [set() for _ in world.group.layout.shards]
         self._limit = world.group.timings.unavailable
         self._versions: dict[int, int] = {}
         self._readings: list[_Reading] = []
@@ -443,6 +472,41 @@ class CountingWorker:
     async def _train(self, random: Random, think: float, over: asyncio.Event) -> None:
         await self.client.enter(self.process.address, self.name)
         self._note_entered()
+        if self._case.leases:
+            await self._train_on_leases(random, think, over)
+        else:
+            await self._train_on_cells(random, think, over)
+        self._tally.left(self.name, self.client.incarnation)
+        await self.client.leave("finished")
+        self._check_all_sent()
+        await self.client.close()
+
+    async def _train_on_leases(self, random: Random, think: float, over: asyncio.Event) -> None:
+        client, division = self.client, self._case.division
+        while not client.leaving:
+            leased = await self._in_time(client.take_lease("run", division, ()))
+            self._note_entered()
+            if leased.ended:
+                return
+            if leased.lease is None:
+                await self._in_time(client.idle())
+                self._note_entered()
+                continue
+            lease, taken_as = leased.lease, client.incarnation
+            for batch in leased.batches():
+                await asyncio.sleep(random.uniform(0, think))
+                cell = lease.epoch * division.examples + int(
+                    division.indices(lease.epoch, batch.number)[0]
+                )
+                if cell in self._last:
+                    await over.wait()
+                if client.leaving or client.incarnation != taken_as:
+                    break
+                self._tally.begins(self.name, taken_as, cell)
+                await self._update(cell, random, batch)
+                self._tally.computing.pop(cell, None)
+
+    async def _train_on_cells(self, random: Random, think: float, over: asyncio.Event) -> None:
         cells = cells_of(self.name)
         for i, cell in enumerate(cells):
             if cell in self._tally.claimed:  # it is that of another process of this name
@@ -461,25 +525,20 @@ class CountingWorker:
                 await self._call(cell)
             else:
                 await self._update(cell, random)
-        self._tally.left(self.name, self.client.incarnation)
-        await self.client.leave("finished")
-        self._check_all_sent()
-        await self.client.close()
 
-    async def _update(self, cell: int, random: Random) -> None:
+    async def _update(self, cell: int, random: Random, batch: Batch | None = None) -> None:
         pull, read = random.random() < 0.5, random.random() < 0.5
         if self._lead is not None and not self._readings:
             await self._read()
         known = [set(of_shard) for of_shard in self._tally.seen]
-        self._tally.attempted.add(cell)
-        number = self._tally.numbers[cell] = self.client._seq + 1
-        self._tally.made_as[cell] = self.client.incarnation
+        number = self.client._seq + 1
+        self._tally.pushes(self.name, self.client.incarnation, cell, number)
         self._pushed.add(cell)
         self._on_the_way = {number: cell}
         computed_from = [*enumerate(self._readings), *enumerate(self._row_readings)]
         self._readings, self._row_readings = [], []
         rows = self._row_keys.gradient(cell) if self._row_keys else {}
-        await self._in_time(self.client.push(self._gradient(cell), pull, rows))
+        await self._in_time(self.client.push(self._gradient(cell), pull, rows, batch=batch))
         self._on_the_way = {}
         self._note_entered()
         self._check_lead(number, cell, computed_from)
@@ -493,9 +552,7 @@ class CountingWorker:
     async def _call(self, cell: int) -> None:
         """Have a function make an update; it leaves the worker's clock where it is."""
         tally = self._tally
-        tally.attempted.add(cell)
-        tally.numbers[cell] = self.client._seq
-        tally.made_as[cell] = self.client.incarnation
+        tally.pushes(self.name, self.client.incarnation, cell, self.client._seq)
         results = await self._in_time(self.client.apply(MARK, [cell]))
         text = f"{self.name}: a call came to {results}, expected 1 from every shard"
         require(results == [1.0] * len(tally.acked), "wrong result", text)
@@ -644,6 +701,10 @@ class CountingWorker:
 
     def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         cells, tally = self._cells_in(shard, update), self._tally
+        if outcome == "repeated":
+            self._repeated[shard] |= cells
+            tally.seen[shard] |= cells
+            return
         self._told[shard] |= cells
         if outcome == "dropped" and (shard, update) in self._remainders:  # it has to come again
             self._told[shard] -= cells
@@ -679,7 +740,7 @@ class CountingWorker:
     def _check_all_sent(self) -> None:
         """Who leaves in order has sent all that was withheld."""
         for shard, told in enumerate(self._told):
-            left = self._pushed - told
+            left = self._pushed - told - self._repeated[shard]
             text = f"{self.name} left, but never sent {sorted(left)} to shard {shard}"
             require(not left, "withheld", text)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import numpy as np
 from hypothesis import strategies as st
 
+from dps.core.leases import Division
 from dps.protocol.wire import MARK
 
 TEXT = st.text(max_size=5).filter(lambda text: text != MARK)
@@ -65,7 +66,7 @@ def _annotated(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(args)
     if origin in (Union, types.UnionType):
         return st.one_of(*map(_annotated, args))
-    if is_dataclass(hint) or hasattr(hint, "_fields"):
+    if hint not in _PLAIN and (is_dataclass(hint) or hasattr(hint, "_fields")):
         return records(hint)
     return _PLAIN[hint]
 
@@ -75,7 +76,9 @@ _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
     int: WHOLE,
+    Division: st.builds(Division, st.integers(1, 9), st.integers(1, 9), shuffle=st.none()),
     str: TEXT,
+    bytes: st.binary(),
     type(None): st.none(),
     np.ndarray: arrays(),
 }

@@ -152,11 +152,14 @@ def happened(s: Setting, kind: type[Event]) -> list[Any]:
 
 def same_state(a: ShardState, b: ShardState) -> bool:
     """Whether two states are equal, arrays bit by bit."""
-    numbers_a = (a.index, a.version, a.steps, a.workers, a.slots.keys(), a.results.keys())
-    numbers_b = (b.index, b.version, b.steps, b.workers, b.slots.keys(), b.results.keys())
+
+    def others(state: ShardState) -> tuple[object, ...]:
+        numbers = (state.index, state.version, state.steps)
+        return *numbers, state.workers, state.batches, state.slots.keys(), state.results.keys()
+
     pairs = [(a.values, b.values), *((a.slots[k], b.slots[k]) for k in a.slots)]
     pairs += [(a.results[k], b.results[k]) for k in a.results]
-    return numbers_a == numbers_b and all(
+    return others(a) == others(b) and all(
         x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in pairs
     )
 

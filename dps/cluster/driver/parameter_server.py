@@ -24,6 +24,7 @@ from dps.core.arguments import check_function, explained
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
+from dps.core.leases import Division, examples_of
 from dps.core.placement import BALANCED, ConsistentHash
 from dps.core.ranges import argument_above_zero
 from dps.core.rules.rule import SGD, UpdateRule
@@ -258,7 +259,17 @@ class ParameterServer:
 
     # -- workers ---------------------------------------------------------------------------------
 
-    def run(self, train: Callable[..., Any], workers: int = 1, data: Any = None) -> list[Any]:
+    def run(
+        self,
+        train: Callable[..., Any],
+        workers: int = 1,
+        data: Any = None,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        shuffle: int | None = None,
+        lease: int = 8,
+    ) -> list[Any]:
         """Run a training function on nodes; return a Dask future for each worker.
 
         Parameters
@@ -273,7 +284,22 @@ class ParameterServer:
             A Dask array (in chunks of whole rows), DataFrame or bag, a list of futures such as
             `Client.scatter` returns, or a tuple of these. Workers get equal numbers of partitions,
             give or take one. Each share is computed on its worker's node, in order, and stays in
-            memory until the group is closed, for restarts.
+            memory until the group is closed, for restarts. With `batch_size`, see below.
+        batch_size
+            Workers lease batches of this many examples of `data`, which is sent to all nodes for
+            workers: an array (its rows), a sequence such as a list of files, a number (of indices),
+            or a tuple or dict of these. `train` is called with the worker and `Batches`, and pushes
+            exactly once for each. Every shard applies each batch once in each epoch, however many
+            workers are lost, join or leave (`add_worker`). A shard that is restored to an earlier
+            state applies again what it lacks. If a run over as many examples, with the same
+            settings, was interrupted by `stop` or before a `resume`, this continues with the
+            batches that are left.
+        epochs
+            How often each example is used.
+        shuffle
+            The seed of the order of examples in each epoch; None: they stay in order.
+        lease
+            Batches that a worker takes at a time.
 
         Raises
         ------
@@ -283,7 +309,14 @@ class ParameterServer:
             `train` is not such a function, or cannot be sent to a node; or `data` cannot be shared.
         """
         self._require_open()
-        futures = self._driver.training.run(train, workers, data)
+        division = None
+        if batch_size is not None:
+            division = Division(examples_of(data), batch_size, lease, epochs, shuffle)
+        elif (epochs, shuffle, lease) != (1, None, 8):
+            raise ConfigurationError(
+                "epochs, shuffle and lease need batch_size, for data that is leased"
+            )
+        futures = self._driver.training.run(train, workers, data, division)
         self._driver.note_updates()
         return futures
 
@@ -299,9 +332,14 @@ class ParameterServer:
     def add_worker(self, train: Callable[[Worker], Any]) -> Any:
         """Start one more worker; return its Dask future.
 
-        It begins at the clock of the slowest worker. `worker.index` is 0 of 1. Errors as for `run`.
+        It begins at the clock of the slowest worker. `worker.index` is 0 of 1. If the last `run`
+        leases its data, the worker takes part in that, and `train` is called with `Batches`, too.
+        Errors as for `run`.
         """
-        return self.run(train, workers=1)[0]
+        self._require_open()
+        future = self._driver.training.add(train)
+        self._driver.note_updates()
+        return future
 
     def remove_worker(self, name: str) -> Any:
         """Ask a worker to leave: its `worker.leaving` becomes true, and its function decides.

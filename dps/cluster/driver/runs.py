@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.names import Node
+from dps.core.ranges import whole
 from dps.errors import CapacityError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -83,6 +84,19 @@ def check_threads(
             f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, "
             "ask for fewer workers, or end those that run, such as with ps.stop()"
         )
+
+
+def sent_to_all(
+    client: distributed.Client, data: Any, addresses: Sequence[str]
+) -> distributed.Future | None:
+    """Have several nodes hold some data, so that the loss of one does no harm; return its future.
+
+    None: it has to be sent with each task, or may as well be.
+    """
+    if whole(data) is not None or client.asynchronous or not hasattr(client, "scatter"):
+        return None
+    with must_be_sent("data", "worker"):  # in a list: those in tuples and dicts would be scattered
+        return client.scatter([data], workers=[*addresses], broadcast=True, hash=False)[0]
 
 
 def shares_of(

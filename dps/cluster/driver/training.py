@@ -5,18 +5,27 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dps.cluster.driver.news import IncidentWatch
-from dps.cluster.driver.runs import check_threads, must_be_sent, refuse_futures, shares_of
+from dps.cluster.driver.runs import (
+    check_threads,
+    must_be_sent,
+    refuse_futures,
+    sent_to_all,
+    shares_of,
+)
 from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
 from dps.cluster.heads import ask_heads, shard_view
+from dps.cluster.names import Node
+from dps.cluster.node.batches import Leases
 from dps.cluster.node.worker import Place
 from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
 from dps.core.arguments import check_function
 from dps.core.functions import most
+from dps.core.leases import Division
 from dps.core.ranges import brief, shown, whole_argument
 from dps.errors import ConfigurationError
 from dps.observe.history import EVALUATOR, History
@@ -38,6 +47,13 @@ LOOK_SECONDS = 1.0  # a slower shard keeps its last known status
 ERROR_TEXT = 200  # characters of an error that are shown
 
 
+class Share(NamedTuple):
+    """A worker's partitions of the data; or all of it, of which it leases batches."""
+
+    data: list[Any] | None = None
+    leases: Leases | None = None
+
+
 @dataclass(slots=True)
 class Started:
     """A worker that the driver started."""
@@ -47,7 +63,7 @@ class Started:
     stops: int  # how often the training had been stopped
     before: int  # its updates in the checkpoints that were resumed
     future: Any  # None when it has ended; kept if it failed: it may be retried
-    share: list[Any] | None  # its partitions of the data
+    share: Share
     only_on: str | None  # the only node that it may use; None: any node for workers
     ended: str = ""  # "finished", "cancelled", "stopped" or "failed"; "": it has not
 
@@ -90,6 +106,7 @@ class Training:
         self._pace = Pace()
         self._seen = self._clock.monotonic()
         self._last_run: list[str] = []
+        self._sent: tuple[Any, Any] | None = None  # the last data that was leased, and its future
         self._replaced: set[Any] = set()  # earlier futures of restarted workers
 
     async def look(self) -> None:
@@ -102,18 +119,54 @@ class Training:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def run(self, train: Callable[..., Any], workers: int, data: Any) -> list[Any]:
+    def run(
+        self,
+        train: Callable[..., Any],
+        workers: int,
+        data: Any = None,
+        division: Division | None = None,
+    ) -> list[Any]:
         """Start workers: see `ParameterServer.run`."""
         workers = whole_argument("workers", workers, 1, "workers")
+        arguments = [] if data is None else ["data" if division is None else "batches"]
+        nodes = self._check(train, arguments, workers)
+        shares: Sequence[Share] = [Share()] * workers
+        if division is not None:
+            shares = [Share(None, self._leases(data, division, nodes))] * workers
+        elif data is not None:
+            addresses = [node.address for node in nodes]
+            shares = [Share(own) for own in shares_of(self._client, data, workers, addresses)]
+        return self._start(train, shares)
+
+    def add(self, train: Callable[..., Any]) -> Any:
+        """Start one more worker: see `ParameterServer.add_worker`."""
+        share = Share()
+        for name, each in self._current():
+            if name in self._last_run and not each.ended and each.share.leases is not None:
+                share = each.share
+        self._check(train, [] if share.leases is None else ["batches"], 1)
+        return self._start(train, [share])[0]
+
+    def _leases(self, data: Any, division: Division, nodes: Sequence[Node]) -> Leases:
+        """Return what workers need to lease batches; equal data is sent to the nodes once."""
+        run = platform_of(self._client).token()
+        if self._sent is None or self._sent[0] is not data:
+            addresses = [node.address for node in nodes]
+            self._sent = data, sent_to_all(self._client, data, addresses)
+        _, future = self._sent
+        return Leases(run, division, data if future is None else future.key, future is not None)
+
+    def _check(self, train: Callable[..., Any], given: Sequence[str], workers: int) -> list[Node]:
+        """Refuse a function that cannot be called, and too many workers; return the nodes."""
         refuse_futures(train)
-        check_function("train", train, ["worker"] if data is None else ["worker", "data"])
+        check_function("train", train, ["worker", *given])
         nodes = self._hosts.for_workers
         check_threads(self._client, nodes, workers, self._group.name, self.holding())
-        shares: Sequence[Any] = [None] * workers
-        if data is not None:
-            shares = shares_of(self._client, data, workers, [node.address for node in nodes])
+        return nodes
+
+    def _start(self, train: Callable[..., Any], shares: Sequence[Share]) -> list[Any]:
         first = len(self.started)
-        self._last_run = peers = [f"worker-{first + index}" for index in range(workers)]
+        self._last_run = peers = [f"worker-{first + index}" for index in range(len(shares))]
         return [self._submit(train, peers, index, share) for index, share in enumerate(shares)]
 
     def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
@@ -148,15 +201,16 @@ class Training:
     def let_go(self) -> None:
         """Note how workers have ended, and release their futures and data."""
         for _, each in self._current():
-            each.future = each.share = None
+            each.future, each.share = None, Share()
         self._replaced.clear()
+        self._sent = None
 
     def _submit(
         self,
         train: Callable[..., Any],
         peers: Sequence[str],
         index: int,
-        share: list[Any] | None,
+        share: Share,
         only_on: str | None = None,
     ) -> Any:
         nodes = [n for n in self._hosts.for_workers if only_on in (None, n.name)]
@@ -170,7 +224,8 @@ class Training:
                 self._group,
                 train,
                 place,
-                share,
+                share.data,
+                share.leases,
                 key=f"dps-{name}-{self._group.name}-{platform_of(self._client).token()}",
                 workers=list(place.nodes),
                 resources={"worker": 1} if nodes[0].resource else None,

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from dps.cluster.node.batches import Batches, Leases, Requests
 from dps.cluster.node.member import Member, leave_of
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
@@ -137,6 +138,8 @@ class Worker:
         The parameters, and how they are placed on shards.
     consistency
         The consistency model of the parameter server.
+    batches
+        The `Batches` that the function is called with, if it is called with any.
 
     Examples
     --------
@@ -153,7 +156,14 @@ class Worker:
     """
 
     def __init__(
-        self, client: Client, member: Member, report: Report, place: Place, done: int
+        self,
+        client: Client,
+        member: Member,
+        report: Report,
+        place: Place,
+        done: int,
+        leases: Leases | None = None,
+        data: Any = None,
     ) -> None:
         self.name = client.worker
         self.index = place.index
@@ -172,6 +182,10 @@ class Worker:
         self._buffered = 0
         self._flat: dict[tuple[str, ...], FlatLayout] = {}
         self._computing: dict[tuple[str, ...], FlatArrays] = {}
+        self.batches: Batches | None = None
+        if leases is not None:
+            requests = Requests(self._begin, self._under_way, lambda: self.leaving)
+            self.batches = Batches(leases, data, client, requests)
 
     @property
     def read_point(self) -> ReadPoint | None:
@@ -471,6 +485,9 @@ class Worker:
             )
         if not isinstance(computed_on, ReadPoint | None):
             raise refused("computed_on", computed_on, "a worker.read_point")
+        batch = None
+        if self.batches is not None:
+            batch = self.batches.to_push(is_needed=bool(arrays or rows))
         # Here, not on the event loop, which has to renew the worker's lease meanwhile.
         try:
             parts = self._client.encoder.split(arrays, rows)
@@ -479,9 +496,9 @@ class Worker:
             failed.set_exception(error)
             return failed
         self.pushed += 1
-        update = parts, pull, computed_on or self._given
+        update = parts, pull, computed_on or self._given, batch
         request = partial(self._client.push_parts, *update)
-        if not all(sent.done() for sent in self._requests):
+        if self._under_way():
             return self._begin(request())  # it must not overtake one whose task has not begun
         attempt = partial(self._client.begin_push, *update)
         return self._noted(self._member.begin_at_once(attempt, request))
@@ -490,9 +507,11 @@ class Worker:
         return self._noted(self._member.begin(request))
 
     def _noted(self, begun: Future[T]) -> Future[T]:
-        self._requests = [sent for sent in self._requests if not sent.done()]
-        self._requests.append(begun)
+        self._requests = [*self._under_way(), begun]
         return begun
+
+    def _under_way(self) -> list[Future[Any]]:
+        return [sent for sent in self._requests if not sent.done()]
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
         return self._client.own_weights(self._newest(pushed), private)

@@ -18,6 +18,7 @@ from distributed.sizeof import safe_sizeof
 
 from dps.cluster.heads import ask_heads
 from dps.cluster.names import topic
+from dps.cluster.node.batches import Leases
 from dps.cluster.node.logs import SILENT, dropped, keep_quiet, why_dropped, worker_log
 from dps.cluster.node.member import Member
 from dps.cluster.node.worker import Place, Worker
@@ -40,20 +41,28 @@ _HOW_ENDED = {SystemExit: "called sys.exit", KeyboardInterrupt: "was interrupted
 
 
 def run_worker(
-    group: Group, train: Callable[..., T], place: Place, data: Sequence[Any] | None = None
+    group: Group,
+    train: Callable[..., T],
+    place: Place,
+    data: Sequence[Any] | None = None,
+    leases: Leases | None = None,
 ) -> T:
     """Run a training function as a worker of the group; this is the Dask task.
 
-    `data` are this worker's partitions of a collection, if the workers share one. Returns what
-    `train` returns; raises `UpdatesDropped` if most of the worker's updates were dropped. When
-    `train` raises, the worker leaves the group, so that the others do not wait for it, and the
-    error goes to the Dask future.
+    `data` are this worker's partitions of a collection, if the workers share one; or it leases
+    batches of the data of `leases`. Returns what `train` returns; raises `UpdatesDropped` if most
+    of the worker's updates were dropped. When `train` raises, the worker leaves the group, so that
+    the others do not wait for it, and the error goes to the Dask future.
 
     Dask repeats a task whose result was lost with its node. The work is done, so `train` is not
     called again: the result is the one that was recorded, or `ResultLost` is raised.
     """
-    task = _Task(group, place)
-    return cast(T, task.run(train if data is None else lambda worker: train(worker, data)))
+
+    def of_worker(worker: Worker) -> T:
+        given = worker.batches if leases is not None else data
+        return train(worker) if given is None else train(worker, given)
+
+    return cast(T, _Task(group, place, leases).run(of_worker))
 
 
 class _Task:
@@ -63,10 +72,12 @@ class _Task:
     node's event loop.
     """
 
-    def __init__(self, group: Group, place: Place) -> None:
+    def __init__(self, group: Group, place: Place, leases: Leases | None) -> None:
         dask_worker = get_worker()
         self._group = group
         self._place = place
+        self._leases = leases
+        self._data: Any = None
         self._name = place.peers[place.index]
         self._key = str(dask_worker.get_current_task())
         self._drops_are_logged = group.on_loss == SILENT
@@ -123,6 +134,8 @@ class _Task:
     async def _begin(self) -> None:
         self._member.enter()
         await self._member.presence.registered()
+        if self._leases is not None:
+            self._data = await self._leases.data(self._member.dask_worker)
         self._member.record(self._flush)
 
     async def _enter(self) -> Worker | Returned:
@@ -143,7 +156,8 @@ class _Task:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._group.timings.unavailable):
                     await self._applied(self._place.peers)
-        return Worker(client, self._member, self._report, self._place, done)
+        leased = self._leases, self._data
+        return Worker(client, self._member, self._report, self._place, done, *leased)
 
     async def _end(self, reason: str, returned: Returned | None) -> None:
         """Leave the group for a reason (none: it has not joined), and send the last events."""

@@ -20,8 +20,9 @@ import numpy as np
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
 from dps.core.functions import CALLS, DRIVER, all_succeeded, known_call, unpack
+from dps.core.leases import Division
 from dps.core.tables.key_routing import Gradients, as_range, asked
-from dps.core.updates import Operation, UpdateId
+from dps.core.updates import Batch, Operation, UpdateId
 from dps.errors import (
     DpsError,
     InternalError,
@@ -235,21 +236,27 @@ class Client:
         pull: bool = False,
         rows: Gradients = NO_ROWS,
         computed_on: ReadPoint | None = None,
+        batch: Batch | None = None,
     ) -> int:
         """Push gradients as one update: `Encoder.split`, then `begin_push` or `push_parts`."""
         self.may_go_on()
         parts = self.encoder.split(gradients, rows)
         pushed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        if self.begin_push(parts, pull, computed_on, pushed):
+        if self.begin_push(parts, pull, computed_on, batch, pushed):
             return await pushed
-        return await self.push_parts(parts, pull, computed_on)
+        return await self.push_parts(parts, pull, computed_on, batch)
 
     async def push_parts(
-        self, parts: Parts, pull: bool = False, computed_on: ReadPoint | None = None
+        self,
+        parts: Parts,
+        pull: bool = False,
+        computed_on: ReadPoint | None = None,
+        batch: Batch | None = None,
     ) -> int:
         """Push an update that was cut by `Encoder.split`; return its number.
 
-        The gradients were computed from `computed_on`, or else from the last read. With `pull`, the
+        The gradients were computed from `computed_on`, or else from the last read, and are those of
+        a `batch` of leased data, if any: shards that have that apply nothing. With `pull`, the
         weights are read in the same round trip, and returned by `weights`. If the worker was
         evicted meanwhile, or has read the weights before it entered again, the gradients may be
         dropped as too stale, and counted.
@@ -269,11 +276,12 @@ class Client:
                 # incarnation's read. The round continues without it.
                 for shard in {*parts.dense, *parts.rows}:
                     self.note_outcome(shard, update, 0, "dropped")
+                batch = None
             else:
-                operation = Operation("gradient", update)
+                operation = Operation("gradient", update, batch=batch)
                 operations = await self.encoder.operations(operation, parts, point)
             self._seq += 1
-        await self._send(update, operations, pull)
+        await self._send(Operation("tick", update, batch=batch), operations, pull)
         return await self._returned(update, pull)
 
     async def _returned(self, update: UpdateId, pull: bool) -> int:
@@ -289,7 +297,12 @@ class Client:
         return update.seq
 
     def begin_push(
-        self, parts: Parts, pull: bool, computed_on: ReadPoint | None, pushed: Pushed
+        self,
+        parts: Parts,
+        pull: bool,
+        computed_on: ReadPoint | None,
+        batch: Batch | None,
+        pushed: Pushed,
     ) -> bool:
         """Push as `push_parts` does, without a task, if nothing is under way, and nothing unusual.
 
@@ -307,7 +320,8 @@ class Client:
         self._turn.release()  # nothing is awaited below
         update = self._reader._replace(seq=self._seq + 1)
         point = computed_on or self.read_point()
-        operations = self.encoder.plain_operations(Operation("gradient", update), parts, point)
+        operation = Operation("gradient", update, batch=batch)
+        operations = self.encoder.plain_operations(operation, parts, point)
         waiting, errors = {*touched}, []
 
         def ended(shard: int, outcome: Any) -> None:
@@ -364,22 +378,20 @@ class Client:
         else:
             self.tasks.start(run()).add_done_callback(ended)
 
-    async def _send(
-        self, update: UpdateId, operations: Mapping[int, Operation], pull: bool
-    ) -> None:
+    async def _send(self, tick: Operation, operations: Mapping[int, Operation], pull: bool) -> None:
         """Send an update to the shards that it changes; to the others a tick, or a pull."""
-        reader = update._replace(seq=0)
+        reader, ticks = tick.id._replace(seq=0), self._ticks or tick.batch is not None
 
         async def send(shard: int) -> None:
             shard_client = self._shard_clients[shard]
             if shard in operations:
                 await shard_client.push(operations[shard], pull)
-            elif self._ticks:
-                await shard_client.push(Operation("tick", update), pull)
+            elif ticks:
+                await shard_client.push(tick, pull)
             else:
                 await shard_client.pull(reader)
 
-        await self._to_all(self._shards if self._ticks or pull else sorted(operations), send)
+        await self._to_all(self._shards if ticks or pull else sorted(operations), send)
 
     async def _to_all(
         self, lacking: Sequence[int], send: Callable[[int], Coroutine[Any, Any, None]]
@@ -431,7 +443,7 @@ class Client:
                 self._seq += 1
                 last = reader._replace(seq=self._seq)
             left = {shard: op._replace(id=last) for shard, op in left.items()}
-            await self._send(last, left, False)
+            await self._send(Operation("tick", last), left, False)
             await self._drain()  # what is buffered here may be refused yet
             left = {shard: op for shard, op in left.items() if (shard, last) in self._dropped}
 
@@ -458,6 +470,31 @@ class Client:
     def dropped(self) -> int:
         """How many of this client's updates were refused as too stale, on one shard or more."""
         return len({update for _, update in self._dropped})
+
+    # -- leased data ------------------------------------------------------------------------------
+
+    async def take_lease(self, run: str, division: Division, held: Sequence[int]) -> msg.Leased:
+        """Take batches to compute, or wait some time for those that others may return.
+
+        Some pushes of the leases `held` have not ended.
+        """
+        # Where others wait for this worker, it does not wait for them.
+        patience = 0.0 if self._is_gated else self.group.timings.hold
+        while True:
+            self.may_go_on()
+            async with self._turn:
+                reader = await self._present()
+            request = msg.TakeLease(*reader[:2], run, division, tuple(held), patience)
+            reply: msg.Leased = await self.router.ask(request)
+            if not reply.given_up:
+                return reply
+            self._given_up = reader.incarnation == self.incarnation
+
+    async def idle(self) -> None:
+        """Finish what was pushed, and let others go on, while there is no batch to compute."""
+        await self._drain()
+        if self._is_gated:
+            await self.push_parts(Parts({}, {}), pull=True)
 
     # -- reading ----------------------------------------------------------------------------------
 

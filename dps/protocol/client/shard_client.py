@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Outcome = Literal["applied", "duplicate", "buffered", "dropped"]
+Outcome = Literal["applied", "duplicate", "repeated", "buffered", "dropped"]
 OnAck = Callable[[int, UpdateId, int, Outcome], None]
 # Sends a request to a shard in this view; None: it is to be repeated.
 Attempt = Callable[[msg.View], Awaitable[T | None]]
@@ -331,8 +331,7 @@ class ShardClient:
             self._keep(op.id.incarnation, reply.weights)
         self._note_acked(op, epoch, reply)
         if op.kind == "gradient":
-            outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
-            self._client.note_outcome(self._shard, op.id, reply.version, outcome)
+            self._client.note_outcome(self._shard, op.id, reply.version, reply.outcome)
 
     def _note_acked(self, op: Operation, epoch: int, reply: msg.Pushed) -> None:
         """Count an ack; on joining, that covers updates of other processes under this name."""

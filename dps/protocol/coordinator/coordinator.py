@@ -16,6 +16,7 @@ from dps.core.names import STORE_ROLES
 from dps.errors import DpsError, NotServing
 from dps.events import Detected, Sink
 from dps.protocol import messages as msg
+from dps.protocol.coordinator.data_leases import DataLeases
 from dps.protocol.coordinator.liveness import Membership
 from dps.protocol.coordinator.losses import Failovers, Losses
 from dps.protocol.coordinator.placement import Rebalancer
@@ -58,6 +59,7 @@ class Coordinator:
         self.rebalancer = Rebalancer(self)
         self.cuts = Snapshots(self) if group.restores_together else None
         self.workers = Workers(self)
+        self.data = DataLeases(self)
         self.losses = Losses(self)
         self.failovers = Failovers(self)
         self._closed = False
@@ -75,6 +77,7 @@ class Coordinator:
             msg.GetIncidents: lambda m: (self.losses.found, self.failovers.found),
             msg.CloseGroup: self._close_group,
             **self.workers.services,
+            **self.data.services,
             **(self.part.services if self.part is not None else {}),
             **({msg.WantCut: self.cuts.want} if self.cuts is not None else {}),
         }

@@ -100,6 +100,7 @@ class Workers:
         self._coordinator.emit(WorkerJoined(now, m.worker, incarnation, m.node))
         if before is not None and before.active:  # another process has taken the name
             await self._coordinator.losses.left(m.worker, before.incarnation)
+            self._coordinator.data.left(m.worker, before.incarnation)
         return msg.Entered(incarnation)
 
     async def _renew(self, m: msg.RenewWorker) -> msg.Renewed:
@@ -130,6 +131,7 @@ class Workers:
 
     async def _stop_training(self, m: msg.StopTraining) -> tuple[str, ...]:
         self.stops = max(self.stops, m.number)
+        self._coordinator.data.notify()
         await self._coordinator.publish()
 
         def left() -> tuple[str, ...]:
@@ -182,9 +184,12 @@ class Workers:
         worker.active = False
         worker.may_push = reason == "silent" and isinstance(self._group.consistency, ASP)
         self._leases.end(name)
-        if left.was_lost:
-            await self._coordinator.losses.left(name, incarnation)
-        await self._evict_from_all(UpdateId(name, incarnation, 0))
+        try:
+            if left.was_lost:
+                await self._coordinator.losses.left(name, incarnation)
+            await self._evict_from_all(UpdateId(name, incarnation, 0))
+        finally:
+            self._coordinator.data.left(name, incarnation)
         async with self._departed:
             self._departed.notify_all()
 

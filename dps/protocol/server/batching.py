@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dps.core.consistency import BSP
+from dps.core.leases import without_repeats
 from dps.core.replay import summed
 from dps.core.shard import Step, check_gradient, is_duplicate, is_evicted, is_superseded
 from dps.core.updates import Operation, UpdateId
@@ -138,15 +139,19 @@ class Batching:
 
     async def _apply_summed(self, ready: Sequence[_Held]) -> None:
         # One that was sent again may have been applied while it was held: it must not be summed.
+        state = self._replica.state
         alone: list[Operation] = []
         fresh: list[Operation] = []
         for op in (held.operation for held in ready):
-            summable = op.kind == "gradient" and not is_duplicate(self._replica.state, op.id)
+            summable = op.kind == "gradient" and not is_duplicate(state, op.id)
             (fresh if summable else alone).append(op)
+        once = [*without_repeats(state.batches, fresh)]
+        alone += [op for op in once if op.kind == "tick"]
+        fresh = [op for op in once if op.kind == "gradient"]
         replica, nbytes = self._replica, sum(decoded_bytes(self._layout, op) for op in fresh)
         sums = await offload(lambda: summed(self._layout, map(replica.summable, fresh)), nbytes)
         for op in (*sums, *alone):
-            ids = {op.id, *(update for update, _, _ in op.merged)}
+            ids = {op.id, *(update for update, *_ in op.merged)}
             parts = [held for held in ready if held.operation.id in ids]
             result: Step | DpsError
             try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from dps.core.consistency import ASP, slack
 from dps.core.functions import names_of
+from dps.core.leases import without_repeats
 from dps.core.replay import plan
 from dps.core.rules.wrappers import compensated
 from dps.core.shard import (
@@ -137,12 +138,13 @@ class Replica:
         return self._pushed(op, step, read)
 
     def _pushed(self, op: Operation, step: Step, read: msg.Weights | None) -> msg.Pushed:
-        if step.outcome == "duplicate" and op.kind == "gradient":
+        outcome = "repeated" if step.operation.kind != op.kind else step.outcome
+        if outcome != "applied" and op.kind == "gradient":
             self.ledger.duplicates += 1
         versions = (update.version for update in step.updates if update.id == op.id)
         version, known = next(versions, step.state.version), step.state.workers[op.id.worker]
         result = result_of(step.state, op)
-        return msg.Pushed(step.outcome, version, known.clock, read, result, applied=known.applied)
+        return msg.Pushed(outcome, version, known.clock, read, result, applied=known.applied)
 
     async def pull(self, m: msg.Pull) -> msg.Weights | msg.RowsRead | msg.Waiting:
         """Return committed weights or rows, when the consistency model lets this worker read them.
@@ -178,6 +180,7 @@ class Replica:
                 self._must_be_active(op.id)
             gradients = [op for op in buffered if op.kind == "gradient"]
             fresh = [op for op in buffered if not is_duplicate(self.state, op.id)]
+            fresh = [*without_repeats(self.state.batches, fresh)]
             new = sum(op.kind == "gradient" for op in fresh)
             work = partial(plan, policy, self._layout, self.state.version, fresh, self.summable)
             todo = await offload(work, sum(decoded_bytes(self._layout, op) for op in fresh))
@@ -230,7 +233,8 @@ class Replica:
             step = await asyncio.get_running_loop().run_in_executor(None, work)
         else:
             step = await offload(work, machine.written_bytes(state, op))
-        if op.codec:  # neither the chain nor who waits for the commit needs the decoded gradient
+        if op.codec and step.operation.kind == op.kind:
+            # Neither the chain nor who waits for the commit needs the decoded gradient.
             step = step._replace(operation=op)
         return self.keep(op, step)
 
@@ -390,6 +394,7 @@ class Replica:
             duplicates=ledger.duplicates,
             updates=ledger.updates,
             missed=ledger.staleness_sum,
+            batches=self._commits.committed.batches,
         )
 
     @property

@@ -108,6 +108,7 @@ def parts_of(case: Case) -> frozenset[str]:
         "filters": bool(case.filters),
         "pull_filters": bool(case.pull_filters),
         "calls": case.calls,
+        "leases": case.leases,
         "spread": case.servers is not None,
         "rings": case.placement is not None,
     }

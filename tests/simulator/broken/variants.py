@@ -20,13 +20,14 @@ from dps.core.names import STORE_ROLES
 from dps.errors import NotServing, StoreUnavailable, TransportError
 from dps.protocol import lease
 from dps.protocol.client.client import Client
-from dps.protocol.client.encoder import Encoder, _packed, _plain
+from dps.protocol.client.encoder import Encoder, Parts, _packed, _plain
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import ShardClient
 from dps.protocol.compression import KeyLists
 from dps.protocol.coordinator import placement
 from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.coordinator.data_leases import DataLeases, _Pass
 from dps.protocol.coordinator.liveness import Member, Membership
 from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.placement import Rebalancer
@@ -37,6 +38,7 @@ from dps.protocol.messages import (
     ClearMail,
     Install,
     Keepers,
+    Leased,
     Pull,
     Push,
     Pushed,
@@ -109,6 +111,7 @@ for name, field, needs in (
     ("dedupe table not moved", "workers", "alone"),
     ("results of functions not replicated", "results", "calls"),
     ("tables not replicated", "tables", "chains"),
+    ("batches not replicated", "batches", "leases chains"),
 ):
     instead_of(ShardServer, "_install", name, needs)(partial(_install_without, field))
 
@@ -116,6 +119,31 @@ for name, field, needs in (
 @instead_of(core_shard, "_held", "place kept for a worker that has left", "gated wide")
 def _(right, state, op):
     return right(state, op._replace(id=op.id._replace(seq=1 << 30)))
+
+
+# -- leased data -----------------------------------------------------------------------------------
+
+always(DataLeases, "left", None, "lease of a worker that left not given out again", "leases")
+always(_Pass, "under_way", [], "lease given out while it is held", "leases")
+always(core_shard, "has", False, "batch applied again", "leases")
+always(Client, "begin_push", False, "batch recorded before its update", "leases")
+
+
+@instead_of(Client, "push_parts", "batch recorded before its update", "leases")
+async def _(right, self, parts, pull=False, computed_on=None, batch=None):
+    if batch is not None:
+        await right(self, Parts({}, {}), False, None, batch)
+    return await right(self, parts, pull, computed_on)
+
+
+@instead_of(Leased, "batches", "batches without their epoch", "leases")
+def _(right, self):
+    return [batch._replace(epoch=self.pass_name) for batch in right(self)]
+
+
+@instead_of(CheckpointFiles, "_assembled", "batches not in checkpoints", "leases checkpoints")
+def _(right, self, manifest, arrays):
+    return replace(right(self, manifest, arrays), batches={})
 
 
 # -- acknowledging ---------------------------------------------------------------------------------

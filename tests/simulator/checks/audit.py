@@ -66,7 +66,6 @@ from tests.simulator.workload import (
     RowKeys,
     Tally,
     cells_in,
-    cells_of,
     check_counts,
     check_slots,
     counted,
@@ -459,7 +458,7 @@ class Auditor:
                 if event.was_lost or event.reason == "failed":
                     self._workers_cut_short += 1
                 if event.was_lost:
-                    self._tally.forgive_buffer(cells_of(event.worker))
+                    self._tally.forgive_buffer(self._tally.own(event.worker))
 
     def _killed(self, process: Process) -> None:
         """A monitor kills what has been stopped for a while, and no last copy of a state."""
@@ -507,7 +506,7 @@ class Auditor:
             known = struck["return"] + struck["twin"] + struck["late copies"] > 0
             text = f"{name} entered as {event.incarnation}, and had not left as {before}"
             require(known, "entered twice", text)
-            self._tally.forgive_buffer(cells_of(name))
+            self._tally.forgive_buffer(self._tally.own(name))
             self._workers_cut_short += 1
         self._incarnations[name] = self._joined[name] = event.incarnation
         self._tally.joined[name] = event.incarnation
@@ -804,8 +803,18 @@ class Auditor:
             require(told >= len(ever), "lost without a word", text)
         # One of each worker that was cut short may have been durable, but not acked; buffered ones
         # never are.
+        if self._case.leased:
+            return  # what one worker has lost, another one has pushed again
         unacked = self._workers_cut_short + len(self._tally.buffered[shard])
         require(told <= often + unacked, "false alarm", text)
+
+    def check_whole(self, table: Table) -> None:
+        """Every shard has each batch of leased data once."""
+        for view in table.views:
+            state = self._world.states(view)[0]
+            missing = self._case.leased - self._check_state(view, state)
+            text = f"shard {view.shard} lacks {sorted(missing)} of the leased data"
+            require(not missing, "example lost", text)
 
     def _check_state(self, view: View, state: ShardState) -> set[int]:
         applied = sum(progress.applied for progress in state.workers.values())
@@ -855,7 +864,9 @@ def _digest(state: ShardState, forgets: bool = False) -> int:
     workers = frozenset(state.workers.items())
     numbers = (state.index, state.version, state.steps)
     results = frozenset((name, result.tobytes()) for name, result in state.results.items())
-    return hash((*numbers, state.values.tobytes(), slots, workers, digest(state), results))
+    batches = frozenset(state.batches.items())
+    kept = results, batches
+    return hash((*numbers, state.values.tobytes(), slots, workers, digest(state), kept))
 
 
 def _acked_anew(restorations: Mapping[int, _Restoration], epoch: int) -> set[int]:

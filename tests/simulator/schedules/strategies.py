@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.filters.filter import Filter, Quantise, SignificantlyModified
+from dps.core.leases import Division
 from dps.core.placement import ConsistentHash
 from dps.core.replay import Continue, Replay, Wait
 from dps.protocol.timings import Timings
@@ -31,6 +32,7 @@ TIMINGS = Timings(
     last_copy=30.0,
 )
 
+EPOCHS = 2
 JOINING = 3  # workers that may join later, and one for the end
 
 
@@ -40,8 +42,8 @@ class Case:
 
     `servers` is how many nodes hold the shards at first; None: one for each replica. `busy` workers
     hardly pause between updates, or for up to `think` seconds; with `calls`, functions make some of
-    the updates. What workers pull goes through
-    `pull_filters`, which leave it exact. `placement` is as in `Group`.
+    the updates; with `leases`, workers lease the cells that they push. What workers pull goes
+    through `pull_filters`, which leave it exact. `placement` is as in `Group`.
     """
 
     name: str
@@ -56,6 +58,17 @@ class Case:
     calls: bool = False
     pull_filters: tuple[Filter, ...] = ()
     placement: ConsistentHash | None = None
+    leases: bool = False
+
+    @property
+    def leased(self) -> set[int]:
+        """The cells of leased data; empty: each worker has its own cells."""
+        return set(range(CELLS * self.workers)) if self.leases else set()
+
+    @property
+    def division(self) -> Division:
+        """How they are divided: an example in each epoch has a cell."""
+        return Division(len(self.leased) // EPOCHS, 1, lease=3, epochs=EPOCHS, shuffle=1)
 
     @property
     def interval(self) -> float:
@@ -81,9 +94,9 @@ class Case:
     def lead(self) -> int | None:
         """How many updates a worker may be ahead of the weights that it computes from.
 
-        None: any number, or with filters, that weights do not tell how far somebody is.
+        None: any number, or with filters or leases, that weights do not tell how far somebody is.
         """
-        if self.filters:
+        if self.filters or self.leases:
             return None
         match self.consistency:
             case BSP():
@@ -215,5 +228,23 @@ _ALL = (
         "two stores over checkpoint",
         Recovery(Layered(SharedStore(every=4, stores=2), _LAYER), Continue()),
     ),
+    Case("leased, none", _NONE, leases=True),
+    Case("leased, checkpoint", _CHECKPOINT, leases=True),
+    Case("leased, checkpoint, all", _ALL_SHARDS, leases=True),
+    Case("leased, chain(2)", _CHAIN, leases=True),
+    Case("leased, chain(2), busy", _CHAIN, workers=5, busy=True, leases=True),
+    Case("leased, chain(2), aggregated", Recovery(Chain(2, aggregate=3)), leases=True),
+    Case("leased, chain(2), BSP", _CHAIN, BSP(), leases=True),
+    Case("leased, chain(2), SSP(1)", _CHAIN, SSP(1), leases=True),
+    Case("leased, chain(2) + continue", Recovery(Chain(2), _HELD), leases=True),
+    Case("leased, stateless", _STATELESS, leases=True),
+    Case(
+        "leased, checkpoint + mailbox, BSP",
+        Recovery(Checkpoint(every=4), Continue(limit=3)),
+        BSP(),
+        leases=True,
+    ),
+    Case("leased, chain(2) over checkpoint", Recovery(Layered(Chain(2), _LAYER)), leases=True),
+    Case("leased, chain(2), elastic", _CHAIN, shards=4, servers=3, leases=True),
 )
 CASES = {case.name: case for case in _ALL}

@@ -1,0 +1,236 @@
+"""Leased data: a data set that is divided into batches, each of which is applied once.
+
+A pass over the data has epochs, an epoch has numbered batches, and a lease is a range of batches
+that a worker takes at a time. Each shard records the batches whose updates it has applied. So a
+batch that is computed again after a failure changes only the shards that lack it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from dps.core.ranges import Checked, whole, whole_from
+from dps.core.updates import Batch, Operation
+from dps.errors import ConfigurationError
+
+
+class Applied(NamedTuple):
+    """The batches of an epoch that are applied: all `below` one, and a bit for each from there."""
+
+    below: int = 0
+    bits: bytes = b""  # the lowest first
+
+    @property
+    def end(self) -> int:
+        """The batch after the last one with a bit."""
+        return self.below + 8 * len(self.bits)
+
+    def mask(self, begin: int) -> int:
+        """Return a bit for each batch from `begin` on, which is `below` at most."""
+        past = self.below - begin
+        return int.from_bytes(self.bits, "little") << past | (1 << past) - 1
+
+
+BatchRecord = dict[str, Applied]  # by epoch
+NONE = Applied()
+
+
+class Lease(NamedTuple):
+    """Batches of one epoch that a worker computes, in order; `number` is the lease's own."""
+
+    number: int
+    epoch: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Division(Checked):
+    """How a data set is divided.
+
+    Parameters
+    ----------
+    examples
+        How many there are.
+    batch_size
+        Examples in a batch; the last batch of an epoch may have fewer.
+    lease
+        Batches that a worker takes at a time.
+    epochs
+        How often each example is used.
+    shuffle
+        The seed of their order, which differs between epochs; None: they are in order.
+
+    Examples
+    --------
+    >>> division = Division(examples=10, batch_size=4, lease=2, epochs=1, shuffle=None)
+    >>> division.batches
+    3
+    >>> division.indices(0, 2)
+    array([8, 9])
+    """
+
+    examples: Annotated[int, whole_from(1, "examples")]
+    batch_size: Annotated[int, whole_from(1, "examples")]
+    lease: Annotated[int, whole_from(1, "batches")] = 8
+    epochs: Annotated[int, whole_from(1, "epochs")] = 1
+    shuffle: Annotated[int, whole_from(0, "as a seed")] | None = None
+
+    @property
+    def batches(self) -> int:
+        """The number of batches in an epoch."""
+        return -(-self.examples // self.batch_size)
+
+    @property
+    def title(self) -> str:
+        """Text that is the same for equal sizes and settings; the number of a pass follows it."""
+        return f"{self.examples}/{self.batch_size}/{self.epochs}/{self.shuffle}#"
+
+    def order(self, epoch: int) -> np.ndarray | None:
+        """Return the indices of all examples in the order of an epoch; None: as they are."""
+        if self.shuffle is None:
+            return None
+        return np.random.default_rng((self.shuffle, epoch)).permutation(self.examples)
+
+    def indices(self, epoch: int, batch: int, order: np.ndarray | None = None) -> np.ndarray:
+        """Return the indices of a batch's examples, int64; `order` is that of the epoch."""
+        begin = batch * self.batch_size
+        end = min(begin + self.batch_size, self.examples)
+        order = self.order(epoch) if order is None else order
+        return np.arange(begin, end) if order is None else order[begin:end]
+
+
+def has(record: BatchRecord, batch: Batch) -> bool:
+    """Whether a batch is in a record."""
+    below, bits = record.get(batch.epoch, NONE)
+    at, bit = divmod(batch.number - below, 8)
+    return at < 0 or (at < len(bits) and bool(bits[at] >> bit & 1))
+
+
+def with_batches(record: BatchRecord, batches: Iterable[Batch]) -> BatchRecord:
+    """Return a record with some batches more.
+
+    >>> with_batches({}, [Batch("a", 0), Batch("a", 2)])
+    {'a': Applied(below=1, bits=b'\\x02')}
+    """
+    after = dict(record)
+    for epoch, number in batches:
+        below, bits = after.get(epoch, NONE)
+        if number >= below:
+            after[epoch] = _applied(below, int.from_bytes(bits, "little") | 1 << number - below)
+    return after
+
+
+def in_all(records: Sequence[BatchRecord]) -> BatchRecord:
+    """Return the batches that are in all of some records.
+
+    >>> first, second = (with_batches({}, [Batch("a", n) for n in some]) for some in ([0, 1], [1]))
+    >>> in_all([first, second])
+    {'a': Applied(below=0, bits=b'\\x02')}
+    """
+    found = {}
+    for epoch in set[str]().union(*records):
+        each = [record.get(epoch, NONE) for record in records]
+        begin = min(applied.below for applied in each)
+        found[epoch] = _applied(begin, reduce(and_, (applied.mask(begin) for applied in each)))
+    return found
+
+
+def lacking(applied: Applied, count: int) -> Iterator[range]:
+    """Yield the runs of an epoch's batches that are not applied; `count` is how many it has.
+
+    >>> list(lacking(Applied(1, b"\\x05"), 6))
+    [range(2, 3), range(4, 6)]
+    """
+    begin = applied.below
+    bits = int.from_bytes(applied.bits, "little")
+    for at in range(applied.below, min(applied.end, count)):
+        if bits >> at - applied.below & 1:
+            if begin < at:
+                yield range(begin, at)
+            begin = at + 1
+    if begin < count:
+        yield range(begin, count)
+
+
+def without_repeats(record: BatchRecord, operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield operations, with a tick for each update whose batch is in the record or came before.
+
+    The tick does not enter its batch, since the update that came before may yet be dropped.
+    """
+    found = set[Batch]()
+    for op in operations:
+        repeated = op.batch is not None and (has(record, op.batch) or op.batch in found)
+        if op.batch is not None:
+            found.add(op.batch)
+        yield as_tick(op) if repeated else op
+
+
+def as_tick(op: Operation) -> Operation:
+    """Return what stands for an update that changes nothing."""
+    return Operation("tick", op.id)
+
+
+def _applied(below: int, bits: int) -> Applied:
+    ones = (bits ^ (bits + 1)).bit_length() - 1  # at the low end
+    bits >>= ones
+    return Applied(below + ones, bits.to_bytes(-(-bits.bit_length() // 8), "little"))
+
+
+def examples_of(source: Any) -> int:
+    """Return how many examples a data set has.
+
+    It is a number, for indices alone; an array or a DataFrame, whose rows they are; a sequence of
+    anything; or a tuple or dict of these, of equal lengths. Raises `ConfigurationError` otherwise.
+    """
+    if isinstance(source, tuple | dict) and source:
+        parts = source.values() if isinstance(source, dict) else source
+        lengths = [examples_of(part) for part in parts]
+        if len({*lengths}) != 1:
+            raise ConfigurationError(
+                f"the parts of data have {lengths} examples, expected equal numbers: the examples "
+                "of the same index belong together"
+            )
+        return lengths[0]
+    number = whole(source)
+    if number is not None:
+        return number
+    is_sequence = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    is_text = isinstance(source, str | bytes | dict)
+    if is_text or not is_sequence or not _axes(source) or hasattr(source, "__dask_graph__"):
+        raise ConfigurationError(
+            f"data is {type(source).__name__}, expected a number of examples, an array, a sequence "
+            "such as a list of files or a Dataset of torch, or a tuple or dict of these; of a Dask "
+            "collection, workers get whole partitions if batch_size is left out"
+        )
+    return len(source)
+
+
+def chosen(source: Any, indices: np.ndarray) -> Any:
+    """Return the examples of these indices, in the form of the data set.
+
+    >>> chosen((np.arange(3) * 10, ["a", "b", "c"]), np.array([2, 0]))
+    (array([20,  0]), ['c', 'a'])
+    """
+    if isinstance(source, tuple):
+        return tuple(chosen(part, indices) for part in source)
+    if isinstance(source, dict):
+        return {name: chosen(part, indices) for name, part in source.items()}
+    if whole(source) is not None:
+        return indices
+    if hasattr(source, "iloc"):
+        return source.iloc[indices]
+    if hasattr(source, "ndim"):
+        return source[indices]
+    return [source[int(index)] for index in indices]
+
+
+def _axes(source: Any) -> int:
+    """Return the number of axes of an array; 1 for other sequences."""
+    return int(getattr(source, "ndim", 1))

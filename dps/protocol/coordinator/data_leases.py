@@ -1,0 +1,231 @@
+"""The leases of data: which worker computes which batches, and which are left to compute.
+
+Shards alone record what was applied (`dps.core.leases`), and refuse a batch that they have. A lease
+only keeps two workers from computing the same. So when a worker is gone, or a shard went back, the
+coordinator asks all shards, and gives out again what one of them lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from dps.core.leases import NONE, BatchRecord, Division, Lease, in_all, lacking
+from dps.errors import DpsError, NotServing
+from dps.protocol import messages as msg
+
+if TYPE_CHECKING:
+    from dps.protocol.coordinator.coordinator import Coordinator
+
+Holder = tuple[str, int]  # a worker, and its incarnation
+Runs = list[tuple[int, range]]  # of batches, each with its epoch
+
+
+class _Pass:
+    """One pass over a data set, by a run of workers; "" until it has its `name`.
+
+    Workers hold the leases in `held`. `gaps` is whether batches that were given out may be missing,
+    with nobody who computes them; it is `unsure` until all shards have answered since the last
+    lease was given out.
+    """
+
+    def __init__(self, division: Division, stops: int) -> None:
+        self.division = division
+        self.stops = stops  # how often the training had been stopped when it began
+        self.name = ""
+        self.gaps = False
+        self.unsure = True
+        self.looking: asyncio.Task[None] | None = None
+        self.held: dict[Holder, dict[int, Lease]] = {}
+        self.before: BatchRecord = {}  # what all shards had when it began
+        self._numbers = count(1)
+        self._epoch = 0  # the first of which nothing was given out
+        self._todo: deque[tuple[int, range]] = deque()
+
+    def is_in(self, name: str, record: BatchRecord) -> bool:
+        """Whether a record has every batch of the pass of this name."""
+        batches, epochs = self.division.batches, range(self.division.epochs)
+        return all(record.get(f"{name}/{each}", NONE).below >= batches for each in epochs)
+
+    def begin_epoch(self) -> None:
+        """If no batches are left to give out, add those of the next epoch."""
+        while not self._todo and self._epoch < self.division.epochs:
+            self._todo.extend((self._epoch, run) for run in self._lacking(self.before, self._epoch))
+            self._epoch += 1
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether there are no batches to give out, and nobody holds any."""
+        return not (self._todo or self.held)
+
+    def next_for(self, holder: Holder) -> Lease | None:
+        """Give the next batches to a worker, if there are any."""
+        if not self._todo:
+            return None
+        epoch, batches = self._todo.popleft()
+        cut = min(batches.stop, batches.start + self.division.lease)
+        if cut < batches.stop:
+            self._todo.appendleft((epoch, range(cut, batches.stop)))
+        lease = Lease(next(self._numbers), epoch, batches.start, cut)
+        self.held.setdefault(holder, {})[lease.number] = lease
+        self.unsure = True
+        return lease
+
+    def keep(self, holder: Holder, numbers: Collection[int]) -> bool:
+        """Note that a worker has only these leases left; return whether it had more."""
+        before = self.held.pop(holder, {})
+        left = {number: each for number, each in before.items() if number in numbers}
+        if left:
+            self.held[holder] = left
+        return len(left) < len(before)
+
+    def under_way(self) -> Runs:
+        """Return the batches that are to be given out, or were given to a worker."""
+        leases = (lease for own in self.held.values() for lease in own.values())
+        return [*self._todo, *((each.epoch, range(each.begin, each.end)) for each in leases)]
+
+    def fill(self, record: BatchRecord, before: Runs) -> None:
+        """Give out again what the record lacks, and nobody had `before`, or has now."""
+        taken = [*before, *self.under_way()]
+        for epoch in range(self._epoch):
+            own = [batches for of, batches in taken if of == epoch]
+            runs = self._lacking(record, epoch)
+            self._todo.extend((epoch, left) for run in runs for left in without(run, own))
+
+    def _lacking(self, record: BatchRecord, epoch: int) -> Iterator[range]:
+        return lacking(record.get(f"{self.name}/{epoch}", NONE), self.division.batches)
+
+
+def without(run: range, taken: Iterable[range]) -> Iterator[range]:
+    """Yield what is left of a run without some others.
+
+    >>> list(without(range(0, 9), [range(7, 12), range(2, 4)]))
+    [range(0, 2), range(4, 7)]
+    """
+    begin = run.start
+    for other in sorted(taken, key=lambda each: each.start):
+        if begin < min(other.start, run.stop):
+            yield range(begin, min(other.start, run.stop))
+        begin = max(begin, other.stop)
+    if begin < run.stop:
+        yield range(begin, run.stop)
+
+
+class DataLeases:
+    """The leases of all passes over data. Used from one event loop."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._passes: dict[str, _Pass] = {}  # by the run of workers
+        self._news = asyncio.Event()
+        self._restorations: tuple[msg.Restoration, ...] = ()
+        self.services: dict[type, Callable[[Any], Any]] = {msg.TakeLease: self._take}
+
+    def left(self, worker: str, incarnation: int) -> None:
+        """Take back what a worker holds, which sends no more updates."""
+        for each in self._passes.values():
+            if each.held.pop((worker, incarnation), None):
+                each.gaps = each.unsure = True
+        self.notify()
+
+    def notify(self) -> None:
+        """Look again at what workers wait for."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _take(self, m: msg.TakeLease) -> msg.Leased:
+        each = self._passes.get(m.run)
+        if each is None:
+            each = self._passes[m.run] = _Pass(m.division, self._coordinator.workers.stops)
+        if each.keep((m.worker, m.incarnation), m.held):
+            self.notify()
+        stops = self._coordinator.workers.stops
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(m.patience, self._coordinator.group.timings.hold)):
+                while self._coordinator.workers.stops == stops:
+                    news = self._news
+                    if (reply := await self._reply(each, m)) is not None:
+                        return reply
+                    if not m.patience:
+                        break
+                    await news.wait()
+        return msg.Leased()
+
+    async def _reply(self, each: _Pass, m: msg.TakeLease) -> msg.Leased | None:
+        """Return the reply to a worker; None: others may return batches."""
+        self._note_restorations()
+        while not each.name or each.gaps or (each.unsure and each.is_left_alone):
+            await self._look(each)
+            self._note_restorations()
+            each.begin_epoch()
+        # Nothing is awaited from here on: nobody takes back what a worker that has left is given.
+        if self._coordinator.workers.active.get(m.worker) != m.incarnation:
+            return msg.Leased(given_up=True)
+        each.begin_epoch()
+        lease = each.next_for((m.worker, m.incarnation))
+        if lease is not None:
+            return msg.Leased(each.name, lease)
+        return msg.Leased(each.name, ended=True) if each.is_left_alone else None
+
+    def _note_restorations(self) -> None:
+        restorations = self._coordinator.losses.restorations
+        if self._restorations != restorations:
+            self._restorations = restorations
+            for each in self._passes.values():
+                each.gaps = each.unsure = True
+
+    async def _look(self, each: _Pass) -> None:
+        """Ask all shards what they lack, at once for all that wait for it."""
+        if each.looking is None or each.looking.done():
+            each.looking = self._coordinator.tasks.start(self._look_until_known(each))
+        await asyncio.wait([each.looking])
+        if each.looking.cancelled():
+            raise NotServing("the coordinator is being closed")
+
+    async def _look_until_known(self, each: _Pass) -> None:
+        while True:
+            before, each.gaps, each.unsure = each.under_way(), False, False
+            try:
+                record = await self._record()
+            except DpsError:  # such as of a shard that is down
+                each.gaps = each.unsure = True
+                await asyncio.sleep(self._coordinator.group.timings.retry)
+                continue
+            if each.name:
+                each.fill(record, before)
+            else:
+                each.name, each.before = self._name_of(each, record), record
+            return
+
+    def _name_of(self, new: _Pass, record: BatchRecord) -> str:
+        """Return the name of a pass: that of one that was interrupted, or another one.
+
+        It was interrupted if a training was resumed from a state with some of it, or stopped.
+        """
+        title, known = new.division.title, self._passes.values()
+        names = {key.rpartition("/")[0] for key in record} | {each.name for each in known}
+        numbers = [int(name.removeprefix(title)) for name in names if name.startswith(title)]
+        last = max(numbers, default=0)
+        name = f"{title}{last}"
+        is_over = any(each.name == name and each.stops == new.stops for each in known)
+        if not last or is_over or new.is_in(name, record):
+            return f"{title}{last + 1}"
+        return name
+
+    async def _record(self) -> BatchRecord:
+        """Return what all shards have; raises `DpsError` if one does not answer."""
+        views, deadline = self._coordinator.views, self._coordinator.group.timings.call
+
+        async def ask(view: msg.View) -> BatchRecord:
+            if not view.serving:
+                raise NotServing(f"shard {view.shard} is down")
+            request = msg.Describe(view.shard, view.epoch)
+            call = self._coordinator.transport.call(view.chain[0], request, deadline)
+            reply: msg.Description = await call
+            return reply.batches
+
+        return in_all(await asyncio.gather(*map(ask, views)))

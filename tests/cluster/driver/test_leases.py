@@ -1,0 +1,288 @@
+"""Leased data: every shard applies each batch once, whoever is lost, joins or leaves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps import (
+    ASP,
+    BSP,
+    SGD,
+    SSP,
+    Chain,
+    Checkpoint,
+    Consistency,
+    Continue,
+    ParameterServer,
+    Quantise,
+    Recovery,
+    Worker,
+)
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_gone
+from dps.cluster.node.batches import Batches
+from dps.core.leases import Applied
+from dps.errors import ConfigurationError, TrainingStopped
+from dps.faults import AtSeconds, Kill
+from dps.testing import VirtualCluster
+from tests.support.training import PRELOAD, SECONDS, audited, nodes, versions
+from tests.support.waiting import eventually
+
+EXAMPLES = 103
+EPOCHS = 3
+
+
+def count(worker: Worker, batches: Iterable[Any], pause: float = 0.0) -> int:
+    """Add one to the weight of each example of a batch; return how many batches it had."""
+    done = 0
+    worker.pull()
+    for indices in batches:
+        gradient = np.zeros(EXAMPLES)
+        gradient[indices] = -1.0
+        worker.push_pull({"w": gradient})
+        worker.sleep(pause)
+        done += 1
+    return done
+
+
+def server(cluster: Any, **choices: Any) -> ParameterServer:
+    return ParameterServer(cluster, {"w": np.zeros(EXAMPLES)}, optimizer=SGD(1.0), **choices)
+
+
+def run(ps: ParameterServer, train: Any = count, workers: int = 3, **more: Any) -> list[Any]:
+    return ps.run(
+        train,
+        **{
+            **{"workers": workers, "data": EXAMPLES, "batch_size": 10, "epochs": EPOCHS},
+            **{"shuffle": 1, "lease": 2, **more},
+        },
+    )
+
+
+def assert_each_once(ps: ParameterServer) -> None:
+    assert ps.pull()["w"].tolist() == [EPOCHS] * EXAMPLES
+    for reply in audited(ps):
+        assert len(reply.batches) == EPOCHS
+        assert set(reply.batches.values()) == {Applied(11)}
+
+
+@pytest.mark.parametrize("consistency", [ASP(), SSP(1), BSP()])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_workers_divide_the_batches(consistency: Consistency, shards: int) -> None:
+    with (
+        VirtualCluster(workers=3) as cluster,
+        server(cluster, shards=shards, consistency=consistency) as ps,
+    ):
+        done = [future.result() for future in run(ps)]
+        assert sum(done) == 11 * EPOCHS
+        assert min(done) > 0
+        assert_each_once(ps)
+
+
+@pytest.mark.parametrize("consistency", [ASP(), SSP(1), BSP()])
+@pytest.mark.parametrize("outage", [None, Continue(), Continue(buffer="worker")])
+def test_batches_of_lost_workers_are_computed_by_others(
+    consistency: Consistency, outage: Continue | None
+) -> None:
+    recovery = Recovery(Chain(2)) if outage is None else Recovery(Chain(2), outage)
+    kills = {"worker-0": 0.15, "server-0": 0.3, "worker-1": 0.45}
+    faults = [Kill(name, AtSeconds(seconds)) for name, seconds in kills.items()]
+    with (
+        VirtualCluster(servers=3, workers=4, faults=faults) as cluster,
+        server(cluster, shards=2, consistency=consistency, recovery=recovery) as ps,
+    ):
+        futures = run(ps, partial(count, pause=0.05), workers=4)
+        assert sum(future.result() for future in futures[2:]) > 10
+        assert_each_once(ps)
+
+
+def test_a_shard_that_was_restored_gets_the_batches_again_that_it_lacks() -> None:
+    recovery = Recovery(Checkpoint(every=20))
+    faults = [Kill("server-0", AtSeconds(0.3)), Kill("server-1", AtSeconds(0.5))]
+    with (
+        VirtualCluster(servers=3, workers=3, faults=faults) as cluster,
+        server(cluster, shards=2, recovery=recovery) as ps,
+    ):
+        done = [future.result() for future in run(ps, partial(count, pause=0.05))]
+        assert ps.updates_lost > 0
+        assert sum(done) > 11 * EPOCHS
+        assert_each_once(ps)
+
+
+def some(worker: Worker, batches: Batches) -> None:
+    """Compute a few batches, and then wait for the end."""
+    count(worker, itertools.islice(batches, 4))
+    while True:
+        worker.sleep(0.1)
+        worker.pull()
+
+
+def test_a_run_that_was_stopped_continues_with_the_batches_that_are_left() -> None:
+    with VirtualCluster(workers=3) as cluster, server(cluster) as ps:
+        futures = run(ps, some)
+        while min(versions(ps)) < 12:
+            ps.pull()
+        ps.stop()
+        for future in futures:
+            with pytest.raises(TrainingStopped):
+                future.result()
+        done = [future.result() for future in run(ps)]
+        assert sum(done) == 11 * EPOCHS - 12
+        assert_each_once(ps)
+
+
+def test_the_same_data_once_more_is_another_pass() -> None:
+    with VirtualCluster(workers=3) as cluster, server(cluster) as ps:
+        for passes in (1, 2):
+            assert sum(future.result() for future in run(ps)) == 11 * EPOCHS
+            assert ps.pull()["w"].tolist() == [passes * EPOCHS] * EXAMPLES
+
+
+def test_a_resumed_training_continues_with_the_batches_that_its_checkpoints_lack(
+    tmp_path: Path,
+) -> None:
+    recovery = Recovery(Checkpoint(every=5, path=str(tmp_path)))
+    with VirtualCluster(workers=3) as cluster:
+        with server(cluster, shards=2, recovery=recovery) as ps:
+            for future in run(
+                ps, lambda worker, batches: count(worker, itertools.islice(batches, 4))
+            ):
+                assert future.result() == 4
+        with ParameterServer.resume(cluster, str(tmp_path)) as again:
+            left = [future.result() for future in run(again)]
+            assert sum(left) == 11 * EPOCHS - 12
+            assert_each_once(again)
+
+
+def test_workers_join_and_leave() -> None:
+    with VirtualCluster(workers=4) as cluster, server(cluster) as ps:
+        futures = run(ps, partial(count, pause=0.05), workers=2)
+        futures.append(ps.add_worker(partial(count, pause=0.05)))
+        ps.remove_worker("worker-0")
+        done = [future.result() for future in futures]
+        assert sum(done) == 11 * EPOCHS
+        assert done[0] < min(done[1:])
+        assert_each_once(ps)
+
+
+def test_filters_and_updates_under_way_do_not_repeat_a_batch() -> None:
+    def ahead(worker: Worker, batches: Batches) -> None:
+        worker.pull()
+        sent: list[Any] = []
+        for indices in batches:
+            gradient = np.zeros(EXAMPLES, np.float64)
+            gradient[indices] = -1.0
+            sent.append(worker.push_pull_async({"w": gradient}))
+            if len(sent) > 2:
+                sent.pop(0).wait()
+        for handle in sent:
+            handle.wait()
+
+    filters = {"*": [Quantise("bf16")]}
+    with VirtualCluster(workers=3) as cluster, server(cluster, shards=2, filters=filters) as ps:
+        for future in run(ps, ahead):
+            future.result()
+        assert_each_once(ps)
+
+
+def test_data_comes_in_the_form_in_which_it_was_given() -> None:
+    x, names = np.arange(20.0).reshape(10, 2), [f"file-{n}" for n in range(10)]
+
+    def train(worker: Worker, batches: Batches) -> list[Any]:
+        found = []
+        for batch in batches:
+            worker.push({"w": np.zeros(EXAMPLES)})
+            found.append((batches.epoch, batch["x"][:, 0].tolist(), batch["names"]))
+        return found
+
+    with VirtualCluster() as cluster, server(cluster) as ps:
+        given = {"x": x, "names": names}
+        (future,) = ps.run(train, data=given, batch_size=4, epochs=2)
+        rows = future.result()
+        assert [epoch for epoch, _, _ in rows] == [0, 0, 0, 1, 1, 1]
+        for epoch in range(2):
+            of_epoch = [row for row in rows if row[0] == epoch]
+            assert [value for _, first, _ in of_epoch for value in first] == x[:, 0].tolist()
+            assert [name for _, _, files in of_epoch for name in files] == names
+
+
+def test_each_batch_needs_exactly_one_push() -> None:
+    zeros = {"w": np.zeros(EXAMPLES)}
+
+    def none(worker: Worker, batches: Batches) -> None:
+        for _ in batches:
+            worker.pull()
+
+    def empty(worker: Worker, batches: Batches) -> None:
+        for _ in batches:
+            worker.push({})
+
+    def two(worker: Worker, batches: Batches) -> None:
+        for _ in batches:
+            worker.push(zeros)
+            worker.push(zeros)
+
+    with VirtualCluster() as cluster, server(cluster) as ps:
+        for train, message in ((none, "was not pushed"), (two, "no batch for this push")):
+            (future,) = run(ps, train, workers=1)
+            with pytest.raises(ConfigurationError, match=message):
+                future.result()
+        run(ps, empty, workers=1)[0].result()
+        assert set(audited(ps)[0].batches.values()) <= {Applied(11), Applied(1)}
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0, expected 1 or more whole examples"),
+        ({"epochs": 0}, "epochs=0, expected"),
+        ({"data": None}, "data is NoneType, expected a number of examples"),
+        ({"batch_size": None}, "epochs, shuffle and lease need batch_size"),
+        ({"lease": 1.5}, "lease=1.5, expected"),
+    ],
+)
+def test_arguments_are_checked(choices: dict[str, Any], message: str) -> None:
+    with (
+        VirtualCluster() as cluster,
+        server(cluster) as ps,
+        pytest.raises(ConfigurationError, match=message),
+    ):
+        run(ps, workers=1, **choices)
+
+
+def reached(ps: ParameterServer, futures: Sequence[Any], updates: int) -> bool:
+    """Whether all shards have so many updates; some worker must be left."""
+    errors = [future.exception() for future in futures if future.status == "error"]
+    assert len(errors) < len(futures), errors
+    return min(versions(ps)) >= updates
+
+
+@pytest.mark.cluster
+def named(worker: Worker, batches: Batches) -> int:
+    return count(worker, (batch["index"] for batch in batches), 0.1)
+
+
+@pytest.mark.parametrize("train", [partial(count, pause=0.1), named])
+def test_each_example_is_applied_once_though_processes_are_killed(train: Any) -> None:
+    data = {"index": np.arange(EXAMPLES)} if train is named else EXAMPLES
+    with (
+        LocalCluster(nodes(spares=1, workers=4), PRELOAD) as cluster,
+        server(cluster.client, shards=2, recovery=Recovery(Chain(2))) as ps,
+    ):
+        futures = run(ps, train, workers=2, data=data)
+        futures += [ps.add_worker(train) for _ in range(2)]
+        for name, updates in (("worker-0", 5), ("server-0", 10), ("worker-1", 15)):
+            eventually(partial(reached, ps, futures, updates), SECONDS)
+            assert is_gone(cluster.kill(name), SECONDS)
+        eventually(lambda: all(future.status != "pending" for future in futures), SECONDS)
+        assert any(future.status == "finished" for future in futures), [
+            f.exception() for f in futures
+        ]
+        assert_each_once(ps)
