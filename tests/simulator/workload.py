@@ -363,6 +363,7 @@ class Tally:
         self.active.clear()
         self.latest.clear()
         self.joined.clear()
+        self.computing.clear()
 
     def has_part(self, worker: str, incarnation: int) -> bool:
         """Whether a worker has taken part since this incarnation of it entered, without a break."""
