@@ -75,7 +75,7 @@ class Block:
         return f"{self.name}[{self.start}:{self.stop}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A block and its first byte in the shard's buffer."""
 
@@ -87,14 +87,9 @@ class Piece:
         """The byte after the last one in the shard's buffer."""
         return self.offset + self.block.nbytes
 
-    @cached_property
-    def _place(self) -> tuple[slice, str]:
-        return slice(self.offset, self.end), self.block.dtype
-
     def view(self, buffer: np.ndarray) -> np.ndarray:
         """The elements of the block in a buffer of the shard, without a copy."""
-        place, dtype = self._place
-        return buffer[place].view(dtype)
+        return buffer[self.offset : self.end].view(self.block.dtype)
 
 
 @dataclass(frozen=True)

@@ -399,8 +399,8 @@ def _chunks(layout: ShardLayout, op: Operation, rule: UpdateRule | None = None) 
     stretches = _stretches(layout, op, rule)
     expected = sum(end - begin for begin, end, *_ in stretches)
     is_halves = op.gradient is not None and op.gradient.dtype == np.uint16
-    are_wide = is_halves and all(dtype == "float32" for _, _, dtype, *_ in stretches)
-    covered = 4 if are_wide else 1  # bytes of the shard for each item
+    are_wide = all(dtype == "float32" for _, _, dtype, *_ in stretches)
+    covered = 4 if is_halves and are_wide else 1  # bytes of the shard for each item
     if op.gradient is None or op.codec or op.gradient.size * covered != expected:
         size = 0 if op.gradient is None else op.gradient.nbytes
         raise ShapeMismatch(f"update {op.id}: {size} bytes of gradient, expected {expected}")

@@ -148,9 +148,7 @@ def _rebuilt(frames: Frames, value: dict[Any, Any]) -> Any:
     if MARK not in value:
         return value
     parts = value[MARK]
-    if type(parts) is int:
-        return frames[parts]
-    return (_TYPES.get(parts[0]) or _type(parts[0]))(*parts[1:])
+    return frames[parts] if type(parts) is int else _type(parts[0])(*parts[1:])
 
 
 def _type(name: str) -> type:
