@@ -37,8 +37,14 @@ class Applied(NamedTuple):
         return int.from_bytes(self.bits, "little") << past | (1 << past) - 1
 
 
-BatchRecord = dict[str, Applied]  # by epoch
+BatchRecord = dict[str, Applied]  # by `key_of` an epoch
 NONE = Applied()
+LEASE = 8  # batches that a worker takes at a time, by default
+
+
+def key_of(name: str, epoch: int) -> str:
+    """Return the key of an epoch of the pass of this name."""
+    return f"{name}/{epoch}"
 
 
 class Lease(NamedTuple):
@@ -78,7 +84,7 @@ class Division(Checked):
 
     examples: Annotated[int, whole_from(1, "examples")]
     batch_size: Annotated[int, whole_from(1, "examples")]
-    lease: Annotated[int, whole_from(1, "batches")] = 8
+    lease: Annotated[int, whole_from(1, "batches")] = LEASE
     epochs: Annotated[int, whole_from(1, "epochs")] = 1
     shuffle: Annotated[int, whole_from(0, "as a seed")] | None = None
 
@@ -91,6 +97,11 @@ class Division(Checked):
     def title(self) -> str:
         """Text that is the same for equal sizes and settings; the number of a pass follows it."""
         return f"{self.examples}/{self.batch_size}/{self.epochs}/{self.shuffle}#"
+
+    def is_whole(self, name: str, record: BatchRecord) -> bool:
+        """Whether a record has every batch of the pass of this name."""
+        epochs = (record.get(key_of(name, epoch), NONE) for epoch in range(self.epochs))
+        return all(applied.below >= self.batches for applied in epochs)
 
     def order(self, epoch: int) -> np.ndarray | None:
         """Return the indices of all examples in the order of an epoch; None: as they are."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, dataclass_transform
 import numpy as np
 
 from dps.core.checkpoint_interval import FailureHistory
-from dps.core.leases import BatchRecord, Division, Lease
+from dps.core.leases import BatchRecord, Division, Lease, key_of
 from dps.core.names import restored_from
 from dps.core.shard import Progress, ShardState
 from dps.core.updates import Batch, Encoding, Operation, UpdateId
@@ -203,7 +203,7 @@ class TakeLease(Message):
     """Get batches to compute for a `run` of workers over the same data. Reply: Leased.
 
     `held` are the worker's earlier leases with updates that have not ended: others that it was sent
-    have, or did not reach it. It waits `patience` seconds for batches that others may return.
+    have, or did not reach it. With `waits`, the reply waits for batches that others may return.
     """
 
     worker: str
@@ -211,7 +211,7 @@ class TakeLease(Message):
     run: str
     division: Division
     held: tuple[int, ...]
-    patience: float
+    waits: bool
 
 
 class Leased(Message):
@@ -226,7 +226,7 @@ class Leased(Message):
         """The batches of the lease, in their order."""
         if self.lease is None:
             return []
-        epoch = f"{self.pass_name}/{self.lease.epoch}"
+        epoch = key_of(self.pass_name, self.lease.epoch)
         return [Batch(epoch, number) for number in range(self.lease.begin, self.lease.end)]
 
 

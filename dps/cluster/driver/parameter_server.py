@@ -24,7 +24,7 @@ from dps.core.arguments import check_function, explained
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
-from dps.core.leases import Division, examples_of
+from dps.core.leases import LEASE, Division, examples_of
 from dps.core.placement import BALANCED, ConsistentHash
 from dps.core.ranges import argument_above_zero
 from dps.core.rules.rule import SGD, UpdateRule
@@ -268,7 +268,7 @@ class ParameterServer:
         batch_size: int | None = None,
         epochs: int = 1,
         shuffle: int | None = None,
-        lease: int = 8,
+        lease: int = LEASE,
     ) -> list[Any]:
         """Run a training function on nodes; return a Dask future for each worker.
 
@@ -312,7 +312,7 @@ class ParameterServer:
         division = None
         if batch_size is not None:
             division = Division(examples_of(data), batch_size, lease, epochs, shuffle)
-        elif (epochs, shuffle, lease) != (1, None, 8):
+        elif (epochs, shuffle, lease) != (1, None, LEASE):
             raise ConfigurationError(
                 "epochs, shuffle and lease need batch_size, for data that is leased"
             )

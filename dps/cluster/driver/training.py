@@ -140,15 +140,13 @@ class Training:
 
     def add(self, train: Callable[..., Any]) -> Any:
         """Start one more worker: see `ParameterServer.add_worker`."""
-        share = Share()
-        for name, each in self._current():
-            if name in self._last_run and not each.ended and each.share.leases is not None:
-                share = each.share
+        running = [each for _, each in self._current() if not each.ended]
+        share = Share(leases=running[-1].share.leases) if running else Share()
         self._check(train, [] if share.leases is None else ["batches"], 1)
         return self._start(train, [share])[0]
 
     def _leases(self, data: Any, division: Division, nodes: Sequence[Node]) -> Leases:
-        """Return what workers need to lease batches; equal data is sent to the nodes once."""
+        """Return what workers need to lease batches; the same data is sent to the nodes once."""
         run = platform_of(self._client).token()
         if self._sent is None or self._sent[0] is not data:
             addresses = [node.address for node in nodes]

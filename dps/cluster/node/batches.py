@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from distributed import Worker as DaskWorker
 from distributed.utils_comm import gather_from_workers
 
@@ -87,9 +87,10 @@ class Batches:
         self._client = client
         self._requests = requests
         self._last: int | None = None  # the lease that is, or was, worked on
-        self._held: dict[int, list[Future[Any]]] = {}  # earlier ones, with what is under way
+        self._held: dict[int, list[Future[Any]]] = {}  # the unfinished requests of earlier leases
         self._open: Batch | None = None  # was yielded, and is to be pushed
-        self._orders: dict[int, np.ndarray | None] = {}
+        # Leases of two epochs may alternate.
+        self._order = lru_cache(maxsize=2)(self.division.order)
 
     def __iter__(self) -> Iterator[Any]:
         while (taken := self._take()) is not None:
@@ -120,12 +121,6 @@ class Batches:
                     f"batch {batch.number} of epoch {epoch} was not pushed: each batch needs "
                     "exactly one push before the next one"
                 )
-
-    def _order(self, epoch: int) -> np.ndarray | None:
-        if epoch not in self._orders:
-            last = list(self._orders.items())[-1:]  # leases of two epochs may take turns
-            self._orders = dict([*last, (epoch, self.division.order(epoch))])
-        return self._orders[epoch]
 
     def _take(self) -> Leased | None:
         under_way, begin = self._requests.under_way, self._requests.begin

@@ -478,20 +478,22 @@ class Client:
 
         Some pushes of the leases `held` have not ended.
         """
-        # Where others wait for this worker, it does not wait for them.
-        patience = 0.0 if self._is_gated else self.group.timings.hold
+        waits = not self._is_gated  # otherwise others wait for this worker
         while True:
             self.may_go_on()
             async with self._turn:
                 reader = await self._present()
-            request = msg.TakeLease(*reader[:2], run, division, tuple(held), patience)
+            request = msg.TakeLease(*reader[:2], run, division, tuple(held), waits)
             reply: msg.Leased = await self.router.ask(request)
             if not reply.given_up:
                 return reply
             self._given_up = reader.incarnation == self.incarnation
 
     async def idle(self) -> None:
-        """Finish what was pushed, and let others go on, while there is no batch to compute."""
+        """Finish earlier pushes, and under BSP and SSP push an update that changes nothing.
+
+        That is for a worker without a batch to compute: the others would wait for its next update.
+        """
         await self._drain()
         if self._is_gated:
             await self.push_parts(Parts({}, {}), pull=True)

@@ -141,8 +141,10 @@ class Encoder:
             return self.plain_operations(operation, parts, point)
         dense = {shard: _plain(operation, part) for shard, part in parts.dense.items()}
         cost = PASSES * sum(op.nbytes for op in dense.values())
-        if self._waits and len(dense) > 1:  # one thread waits, not one for each shard
-            await offload(partial(self._until_ready, dense), INLINE_BYTES)
+        if self._waits:
+            cost = max(cost, INLINE_BYTES)
+            if len(dense) > 1:  # one thread waits, not one for each shard
+                await offload(partial(self._until_ready, dense), cost)
         work = [self._prepared(shard, op, point, cost) for shard, op in dense.items()]
         dense = self._committed(dict(zip(dense, await asyncio.gather(*work), strict=True)))
         return self._based(_with_rows(dense, parts, operation), point)
@@ -188,7 +190,7 @@ class Encoder:
         """Filter a gradient for one shard, in a thread if the update is large; change nothing."""
         base = point.shards[shard].weights
         work = partial(self._outboxes[shard].prepared, operation, base.values if base else None)
-        return await offload(lambda: _packed(work()), INLINE_BYTES if self._waits else cost)
+        return await offload(lambda: _packed(work()), cost)
 
     @property
     def _waits(self) -> bool:

@@ -1,8 +1,8 @@
 """The leases of data: which worker computes which batches, and which are left to compute.
 
-Shards alone record what was applied (`dps.core.leases`), and refuse a batch that they have. A lease
-only keeps two workers from computing the same. So when a worker is gone, or a shard went back, the
-coordinator asks all shards, and gives out again what one of them lacks.
+The record of what was applied is in the shards (`dps.core.leases`), which refuse a batch that they
+have. A lease saves two workers from computing the same. After the loss of a worker, or of a part of
+a shard's state, the coordinator asks all shards, and gives out again what one of them lacks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dps.core.leases import NONE, BatchRecord, Division, Lease, in_all, lacking
+from dps.core.leases import NONE, BatchRecord, Division, Lease, in_all, key_of, lacking
 from dps.errors import DpsError, NotServing
 from dps.protocol import messages as msg
 
@@ -28,9 +28,8 @@ Runs = list[tuple[int, range]]  # of batches, each with its epoch
 class _Pass:
     """One pass over a data set, by a run of workers; "" until it has its `name`.
 
-    Workers hold the leases in `held`. `gaps` is whether batches that were given out may be missing,
-    with nobody who computes them; it is `unsure` until all shards have answered since the last
-    lease was given out.
+    `held` are the leases of each worker. With `gaps`, batches that were given out may be lost. It
+    is `unsure` while the shards have not been asked since the last lease.
     """
 
     def __init__(self, division: Division, stops: int) -> None:
@@ -41,25 +40,19 @@ class _Pass:
         self.unsure = True
         self.looking: asyncio.Task[None] | None = None
         self.held: dict[Holder, dict[int, Lease]] = {}
-        self.before: BatchRecord = {}  # what all shards had when it began
+        self._before: BatchRecord = {}  # what all shards had when it began
         self._numbers = count(1)
         self._epoch = 0  # the first of which nothing was given out
         self._todo: deque[tuple[int, range]] = deque()
 
-    def is_in(self, name: str, record: BatchRecord) -> bool:
-        """Whether a record has every batch of the pass of this name."""
-        batches, epochs = self.division.batches, range(self.division.epochs)
-        return all(record.get(f"{name}/{each}", NONE).below >= batches for each in epochs)
-
-    def begin_epoch(self) -> None:
-        """If no batches are left to give out, add those of the next epoch."""
-        while not self._todo and self._epoch < self.division.epochs:
-            self._todo.extend((self._epoch, run) for run in self._lacking(self.before, self._epoch))
-            self._epoch += 1
+    def begin(self, name: str, record: BatchRecord) -> None:
+        """Begin under a name, with what all shards have of the pass of this name."""
+        self.name, self._before = name, record
+        self._refill()
 
     @property
-    def is_left_alone(self) -> bool:
-        """Whether there are no batches to give out, and nobody holds any."""
+    def is_given_out(self) -> bool:
+        """Whether no batches are left to give out, and no worker holds any."""
         return not (self._todo or self.held)
 
     def next_for(self, holder: Holder) -> Lease | None:
@@ -73,6 +66,7 @@ class _Pass:
         lease = Lease(next(self._numbers), epoch, batches.start, cut)
         self.held.setdefault(holder, {})[lease.number] = lease
         self.unsure = True
+        self._refill()
         return lease
 
     def keep(self, holder: Holder, numbers: Collection[int]) -> bool:
@@ -89,19 +83,26 @@ class _Pass:
         return [*self._todo, *((each.epoch, range(each.begin, each.end)) for each in leases)]
 
     def fill(self, record: BatchRecord, before: Runs) -> None:
-        """Give out again what the record lacks, and nobody had `before`, or has now."""
+        """Give out again what the record lacks, without what was under way `before`, or is now."""
         taken = [*before, *self.under_way()]
         for epoch in range(self._epoch):
             own = [batches for of, batches in taken if of == epoch]
             runs = self._lacking(record, epoch)
             self._todo.extend((epoch, left) for run in runs for left in without(run, own))
 
+    def _refill(self) -> None:
+        """Have batches of the next epoch to give out when there are no others."""
+        while not self._todo and self._epoch < self.division.epochs:
+            runs = self._lacking(self._before, self._epoch)
+            self._todo.extend((self._epoch, run) for run in runs)
+            self._epoch += 1
+
     def _lacking(self, record: BatchRecord, epoch: int) -> Iterator[range]:
-        return lacking(record.get(f"{self.name}/{epoch}", NONE), self.division.batches)
+        return lacking(record.get(key_of(self.name, epoch), NONE), self.division.batches)
 
 
 def without(run: range, taken: Iterable[range]) -> Iterator[range]:
-    """Yield what is left of a run without some others.
+    """Yield the parts of a run that are in no other.
 
     >>> list(without(range(0, 9), [range(7, 12), range(2, 4)]))
     [range(0, 2), range(4, 7)]
@@ -143,33 +144,31 @@ class DataLeases:
             each = self._passes[m.run] = _Pass(m.division, self._coordinator.workers.stops)
         if each.keep((m.worker, m.incarnation), m.held):
             self.notify()
-        stops = self._coordinator.workers.stops
+        workers = self._coordinator.workers
+        stops = workers.stops
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(m.patience, self._coordinator.group.timings.hold)):
-                while self._coordinator.workers.stops == stops:
+            async with asyncio.timeout(self._coordinator.group.timings.hold):
+                while workers.stops == stops:
                     news = self._news
-                    if (reply := await self._reply(each, m)) is not None:
-                        return reply
-                    if not m.patience:
-                        break
+                    reply = await self._reply(each, m)
+                    if reply is not None or not m.waits:
+                        return reply or msg.Leased()
                     await news.wait()
         return msg.Leased()
 
     async def _reply(self, each: _Pass, m: msg.TakeLease) -> msg.Leased | None:
         """Return the reply to a worker; None: others may return batches."""
         self._note_restorations()
-        while not each.name or each.gaps or (each.unsure and each.is_left_alone):
+        while not each.name or each.gaps or (each.unsure and each.is_given_out):
             await self._look(each)
             self._note_restorations()
-            each.begin_epoch()
-        # Nothing is awaited from here on: nobody takes back what a worker that has left is given.
+        # No await from here on: the lease of a worker that had left before would not be taken back.
         if self._coordinator.workers.active.get(m.worker) != m.incarnation:
             return msg.Leased(given_up=True)
-        each.begin_epoch()
         lease = each.next_for((m.worker, m.incarnation))
         if lease is not None:
             return msg.Leased(each.name, lease)
-        return msg.Leased(each.name, ended=True) if each.is_left_alone else None
+        return msg.Leased(each.name, ended=True) if each.is_given_out else None
 
     def _note_restorations(self) -> None:
         restorations = self._coordinator.losses.restorations
@@ -198,7 +197,7 @@ class DataLeases:
             if each.name:
                 each.fill(record, before)
             else:
-                each.name, each.before = self._name_of(each, record), record
+                each.begin(self._name_of(each, record), record)
             return
 
     def _name_of(self, new: _Pass, record: BatchRecord) -> str:
@@ -212,7 +211,7 @@ class DataLeases:
         last = max(numbers, default=0)
         name = f"{title}{last}"
         is_over = any(each.name == name and each.stops == new.stops for each in known)
-        if not last or is_over or new.is_in(name, record):
+        if not last or is_over or new.division.is_whole(name, record):
             return f"{title}{last + 1}"
         return name
 

@@ -1,4 +1,4 @@
-"""Leased data: every shard applies each batch once, whoever is lost, joins or leaves."""
+"""Leased data: every shard applies each batch once under losses, joins and leaves."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from dps.cluster.backends.processes import is_gone
 from dps.cluster.node.batches import Batches
 from dps.core.leases import Applied
 from dps.errors import ConfigurationError, TrainingStopped
-from dps.faults import AtSeconds, Kill
+from dps.faults import AtUpdates, Kill
 from dps.testing import VirtualCluster
 from tests.support.training import PRELOAD, SECONDS, audited, nodes, versions
 from tests.support.waiting import eventually
 
 EXAMPLES = 103
 EPOCHS = 3
+SOME, MANY = 40, 200  # epochs that take longer than several kills, on virtual and on real time
 
 
-def count(worker: Worker, batches: Iterable[Any], pause: float = 0.0) -> int:
+def count(worker: Worker, batches: Iterable[Any]) -> int:
     """Add one to the weight of each example of a batch; return how many batches it had."""
     done = 0
     worker.pull()
@@ -47,7 +48,6 @@ def count(worker: Worker, batches: Iterable[Any], pause: float = 0.0) -> int:
         gradient = np.zeros(EXAMPLES)
         gradient[indices] = -1.0
         worker.push_pull({"w": gradient})
-        worker.sleep(pause)
         done += 1
     return done
 
@@ -56,20 +56,17 @@ def server(cluster: Any, **choices: Any) -> ParameterServer:
     return ParameterServer(cluster, {"w": np.zeros(EXAMPLES)}, optimizer=SGD(1.0), **choices)
 
 
+CHOICES = {"data": EXAMPLES, "batch_size": 10, "epochs": EPOCHS, "shuffle": 1, "lease": 2}
+
+
 def run(ps: ParameterServer, train: Any = count, workers: int = 3, **more: Any) -> list[Any]:
-    return ps.run(
-        train,
-        **{
-            **{"workers": workers, "data": EXAMPLES, "batch_size": 10, "epochs": EPOCHS},
-            **{"shuffle": 1, "lease": 2, **more},
-        },
-    )
+    return ps.run(train, workers=workers, **(CHOICES | more))
 
 
-def assert_each_once(ps: ParameterServer) -> None:
-    assert ps.pull()["w"].tolist() == [EPOCHS] * EXAMPLES
+def assert_each_once(ps: ParameterServer, epochs: int = EPOCHS) -> None:
+    assert ps.pull()["w"].tolist() == [epochs] * EXAMPLES
     for reply in audited(ps):
-        assert len(reply.batches) == EPOCHS
+        assert len(reply.batches) == epochs
         assert set(reply.batches.values()) == {Applied(11)}
 
 
@@ -92,35 +89,38 @@ def test_batches_of_lost_workers_are_computed_by_others(
     consistency: Consistency, outage: Continue | None
 ) -> None:
     recovery = Recovery(Chain(2)) if outage is None else Recovery(Chain(2), outage)
-    kills = {"worker-0": 0.15, "server-0": 0.3, "worker-1": 0.45}
-    faults = [Kill(name, AtSeconds(seconds)) for name, seconds in kills.items()]
+    kills = {"worker-0": 20, "server-0": 60, "worker-1": 120}
+    faults = [Kill(name, AtUpdates(updates)) for name, updates in kills.items()]
     with (
         VirtualCluster(servers=3, workers=4, faults=faults) as cluster,
         server(cluster, shards=2, consistency=consistency, recovery=recovery) as ps,
     ):
-        futures = run(ps, partial(count, pause=0.05), workers=4)
+        futures = run(ps, workers=4, epochs=SOME)
         assert sum(future.result() for future in futures[2:]) > 10
-        assert_each_once(ps)
+        assert_each_once(ps, SOME)
 
 
 def test_a_shard_that_was_restored_gets_the_batches_again_that_it_lacks() -> None:
     recovery = Recovery(Checkpoint(every=20))
-    faults = [Kill("server-0", AtSeconds(0.3)), Kill("server-1", AtSeconds(0.5))]
+    faults = [Kill("server-0", AtUpdates(50)), Kill("server-1", AtUpdates(170))]
     with (
         VirtualCluster(servers=3, workers=3, faults=faults) as cluster,
         server(cluster, shards=2, recovery=recovery) as ps,
     ):
-        done = [future.result() for future in run(ps, partial(count, pause=0.05))]
+        done = [future.result() for future in run(ps, epochs=SOME)]
         assert ps.updates_lost > 0
-        assert sum(done) > 11 * EPOCHS
-        assert_each_once(ps)
+        assert sum(done) > 11 * SOME
+        assert_each_once(ps, SOME)
+
+
+def few(worker: Worker, batches: Batches) -> int:
+    return count(worker, itertools.islice(batches, 4))
 
 
 def some(worker: Worker, batches: Batches) -> None:
     """Compute a few batches, and then wait for the end."""
-    count(worker, itertools.islice(batches, 4))
+    few(worker, batches)
     while True:
-        worker.sleep(0.1)
         worker.pull()
 
 
@@ -151,10 +151,7 @@ def test_a_resumed_training_continues_with_the_batches_that_its_checkpoints_lack
     recovery = Recovery(Checkpoint(every=5, path=str(tmp_path)))
     with VirtualCluster(workers=3) as cluster:
         with server(cluster, shards=2, recovery=recovery) as ps:
-            for future in run(
-                ps, lambda worker, batches: count(worker, itertools.islice(batches, 4))
-            ):
-                assert future.result() == 4
+            assert [future.result() for future in run(ps, few)] == [4, 4, 4]
         with ParameterServer.resume(cluster, str(tmp_path)) as again:
             left = [future.result() for future in run(again)]
             assert sum(left) == 11 * EPOCHS - 12
@@ -163,8 +160,8 @@ def test_a_resumed_training_continues_with_the_batches_that_its_checkpoints_lack
 
 def test_workers_join_and_leave() -> None:
     with VirtualCluster(workers=4) as cluster, server(cluster) as ps:
-        futures = run(ps, partial(count, pause=0.05), workers=2)
-        futures.append(ps.add_worker(partial(count, pause=0.05)))
+        futures = run(ps, workers=2)
+        futures.append(ps.add_worker(count))
         ps.remove_worker("worker-0")
         done = [future.result() for future in futures]
         assert sum(done) == 11 * EPOCHS
@@ -220,10 +217,6 @@ def test_each_batch_needs_exactly_one_push() -> None:
         for _ in batches:
             worker.pull()
 
-    def empty(worker: Worker, batches: Batches) -> None:
-        for _ in batches:
-            worker.push({})
-
     def two(worker: Worker, batches: Batches) -> None:
         for _ in batches:
             worker.push(zeros)
@@ -234,8 +227,28 @@ def test_each_batch_needs_exactly_one_push() -> None:
             (future,) = run(ps, train, workers=1)
             with pytest.raises(ConfigurationError, match=message):
                 future.result()
-        run(ps, empty, workers=1)[0].result()
-        assert set(audited(ps)[0].batches.values()) <= {Applied(11), Applied(1)}
+
+
+def test_an_empty_push_records_its_batch() -> None:
+    def nothing(worker: Worker, batches: Batches) -> None:
+        for _ in batches:
+            worker.push({})
+
+    with VirtualCluster() as cluster, server(cluster, shards=2) as ps:
+        run(ps, nothing, workers=1)[0].result()
+        for reply in audited(ps):
+            assert reply.version == 0
+            assert [*reply.batches.values()] == [Applied(11)] * EPOCHS
+
+
+def test_a_worker_is_added_after_the_last_one_that_was_added_has_ended() -> None:
+    with VirtualCluster(workers=3) as cluster, server(cluster) as ps:
+        (first,) = run(ps, some, workers=1)
+        for _ in range(2):
+            assert ps.add_worker(few).result() == 4
+        ps.stop()
+        with pytest.raises(TrainingStopped):
+            first.result()
 
 
 @pytest.mark.parametrize(
@@ -258,7 +271,7 @@ def test_arguments_are_checked(choices: dict[str, Any], message: str) -> None:
 
 
 def reached(ps: ParameterServer, futures: Sequence[Any], updates: int) -> bool:
-    """Whether all shards have so many updates; some worker must be left."""
+    """Whether all shards have so many updates, while at least one worker is left."""
     errors = [future.exception() for future in futures if future.status == "error"]
     assert len(errors) < len(futures), errors
     return min(versions(ps)) >= updates
@@ -266,23 +279,23 @@ def reached(ps: ParameterServer, futures: Sequence[Any], updates: int) -> bool:
 
 @pytest.mark.cluster
 def named(worker: Worker, batches: Batches) -> int:
-    return count(worker, (batch["index"] for batch in batches), 0.1)
+    return count(worker, (batch["index"] for batch in batches))
 
 
-@pytest.mark.parametrize("train", [partial(count, pause=0.1), named])
+@pytest.mark.parametrize("train", [count, named])
 def test_each_example_is_applied_once_though_processes_are_killed(train: Any) -> None:
     data = {"index": np.arange(EXAMPLES)} if train is named else EXAMPLES
     with (
         LocalCluster(nodes(spares=1, workers=4), PRELOAD) as cluster,
         server(cluster.client, shards=2, recovery=Recovery(Chain(2))) as ps,
     ):
-        futures = run(ps, train, workers=2, data=data)
+        futures = run(ps, train, workers=2, data=data, epochs=MANY)
         futures += [ps.add_worker(train) for _ in range(2)]
-        for name, updates in (("worker-0", 5), ("server-0", 10), ("worker-1", 15)):
+        for name, updates in (("worker-0", 5), ("server-0", 300), ("worker-1", 600)):
             eventually(partial(reached, ps, futures, updates), SECONDS)
             assert is_gone(cluster.kill(name), SECONDS)
         eventually(lambda: all(future.status != "pending" for future in futures), SECONDS)
         assert any(future.status == "finished" for future in futures), [
             f.exception() for f in futures
         ]
-        assert_each_once(ps)
+        assert_each_once(ps, MANY)

@@ -578,7 +578,8 @@ class Auditor:
         if self._parts:
             self._note_in_part(event.shard, state, values, there)
         self._check_loss(what, event.shard, there, bound)
-        if self._forgets:  # only the copies of workers may bring back what was lost
+        # What was lost may come back in the copies of workers, or as it is leased again.
+        if self._forgets or self._case.leases:
             self._note_restoration(event, based_on, there)
         shard.members = {process.address: process}
         seeded = event.source in ("initial", "worker") or fell_back
@@ -730,6 +731,9 @@ class Auditor:
             states = self._world.states(view)
             _check_equal(view, states)
             found = self._check_state(view, states[0])
+            missing = self._case.leased - found
+            text = f"shard {view.shard} lacks {sorted(missing)} of the leased data"
+            require(not missing, "example lost", text)
             self._check_kept(view, found)
             self._check_told(view.shard, found)
             self._check_stored(table, view)
@@ -790,8 +794,11 @@ class Auditor:
         restorations = self._shards[shard].restorations
         history = [*(each.acked - each.there for each in restorations.values()), gone]
         ever = set[int]().union(*history)
-        often = sum(len(after - before) for before, after in pairwise([set(), *history]))
-        often += sum(len(_acked_anew(restorations, epoch)) for epoch in restorations)
+        if self._case.leases:  # what was lost may be pushed again, by any worker, and lost again
+            ever, often = gone, sum(map(len, history))
+        else:
+            often = sum(len(after - before) for before, after in pairwise([set(), *history]))
+            often += sum(len(_acked_anew(restorations, epoch)) for epoch in restorations)
         losses = [loss for loss in self._world.losses.found if loss.shard == shard]
         told = sum(loss.updates for loss in losses)
         back = f" of {len(ever)} that ever were" if ever - gone else ""
@@ -803,18 +810,8 @@ class Auditor:
             require(told >= len(ever), "lost without a word", text)
         # One of each worker that was cut short may have been durable, but not acked; buffered ones
         # never are.
-        if self._case.leased:
-            return  # what one worker has lost, another one has pushed again
         unacked = self._workers_cut_short + len(self._tally.buffered[shard])
         require(told <= often + unacked, "false alarm", text)
-
-    def check_whole(self, table: Table) -> None:
-        """Every shard has each batch of leased data once."""
-        for view in table.views:
-            state = self._world.states(view)[0]
-            missing = self._case.leased - self._check_state(view, state)
-            text = f"shard {view.shard} lacks {sorted(missing)} of the leased data"
-            require(not missing, "example lost", text)
 
     def _check_state(self, view: View, state: ShardState) -> set[int]:
         applied = sum(progress.applied for progress in state.workers.values())
