@@ -40,6 +40,7 @@ from dps.core.rules.rule import Adam as Adam
 from dps.core.rules.rule import AdamW as AdamW
 from dps.core.rules.rule import Momentum as Momentum
 from dps.core.rules.rule import UpdateRule as UpdateRule
+from dps.core.rules.wrappers import Accumulated as Accumulated
 from dps.core.rules.wrappers import Clipped as Clipped
 from dps.core.rules.wrappers import Cosine as Cosine
 from dps.core.rules.wrappers import DelayCompensated as DelayCompensated

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
-from pydantic import NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 import dps.public
 from dps.core.placement import Balanced
@@ -42,18 +42,21 @@ class ClipSection(Section):
 class RuleSection(Derived):
     """What all update rules have in common: what goes around a rule.
 
-    Learning rates may follow a schedule, gradients be clipped; steps may be divided by the
-    staleness, and gradients corrected for what they have missed.
+    Learning rates may follow a schedule, gradients be clipped, and several be averaged for one
+    step; steps may be divided by the staleness, and gradients corrected for what they have missed.
     """
 
     staleness_aware: bool = False
     delay_compensation: NonNegativeFloat | None = None
     schedule: Annotated[Derived, SCHEDULES] | None = None
     clip: ClipSection | None = None
+    accumulate: PositiveInt = 1
 
     def build(self) -> dps.UpdateRule:
         """Return the update rule."""
         rule = self._rule()
+        if self.accumulate > 1:
+            rule = dps.Accumulated(rule, self.accumulate)
         if self.schedule is not None:
             rule = dps.Scheduled(rule, self.schedule.build())
         if self.clip is not None:

@@ -17,6 +17,8 @@ from tests.contracts.rules import RuleContract, ShardRuleContract
 RULES: list[UpdateRule] = [
     dps.SGD(0.5),
     dps.Momentum(0.1),
+    dps.Momentum(0.1, nesterov=True),
+    dps.Accumulated(dps.Adam(0.1), 3),
     dps.AdaGrad(0.5),
     dps.Adam(0.1),
     dps.AdamW(0.1, weight_decay=0.5),

@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
+from dps import ParameterServer, SparseSpec
 from dps.core.rules.proximal import FTRL, L1, L2, DelayedProximal, ElasticNet, GroupL1, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, AdamW, Momentum, UpdateRule, by_rows
-from dps.core.rules.wrappers import StalenessAware, WeightDecay
+from dps.core.rules.wrappers import Accumulated, StalenessAware, WeightDecay
+from dps.errors import ConfigurationError
+from dps.testing import VirtualCluster
 
 STEPS = 30
 DTYPES = ("float32", "float64")
@@ -25,6 +28,7 @@ OF_ONE_NUMBER: list[Callable[[float], UpdateRule]] = [
     lambda x: Proximal(x, GroupL1(x)),
     lambda x: DelayedProximal(x, x, 1, L1(x), eps=x),
     lambda x: StalenessAware(AdaGrad(x, eps=x)),
+    lambda x: Accumulated(Adam(x), 3),
 ]
 
 
@@ -79,6 +83,7 @@ def test_precision_stays_whatever_kind_of_number_the_learning_rate_is(
     [
         (SGD(0.5), SGD(0.125)),
         (Momentum(0.5), Momentum(0.125)),
+        (Momentum(0.5, nesterov=True), Momentum(0.125, nesterov=True)),
         (AdaGrad(0.5), AdaGrad(0.125)),
         (Adam(0.5), Adam(0.125)),
         (AdamW(0.5, weight_decay=0.3), AdamW(0.125, weight_decay=0.3)),
@@ -86,6 +91,7 @@ def test_precision_stays_whatever_kind_of_number_the_learning_rate_is(
         *((Proximal(0.5, p), Proximal(0.125, p)) for p in (L1(0.3), L2(0.3), ElasticNet(0.3, 1))),
         (Proximal(0.5, GroupL1(0.3)), Proximal(0.125, GroupL1(0.3))),
         (StalenessAware(SGD(0.5)), SGD(0.125)),
+        (Accumulated(SGD(0.5), 2), Accumulated(SGD(0.125), 2)),
     ],
     ids=str,
 )
@@ -96,3 +102,18 @@ def test_scale_is_a_factor_on_the_learning_rate(rule: UpdateRule, slower: Update
     expected, expected_slots = slower.step(values, gradient, slots, 2, 1.0)
     np.testing.assert_allclose(scaled, expected, rtol=1e-15)
     assert all((scaled_slots[name] == expected_slots[name]).all() for name in slots)
+
+
+def test_accumulated_gradients_make_one_step_with_their_mean() -> None:
+    values, gradients = problem("float64")
+    found = trained(Accumulated(Adam(0.1), 5), values, gradients)
+    means = [np.mean(gradients[at : at + 5], axis=0) for at in range(0, STEPS, 5)]
+    np.testing.assert_allclose(found, trained(Adam(0.1), values, means), rtol=1e-12)
+
+
+def test_accumulated_is_not_for_itself_nor_for_sparse_tables() -> None:
+    with pytest.raises(ConfigurationError, match="accumulates gradients already"):
+        Accumulated(WeightDecay(Accumulated(SGD(0.1), 2), 0.1), 2)
+    tables = [SparseSpec("t", 2)]
+    with VirtualCluster() as cluster, pytest.raises(ConfigurationError, match="is a sparse table"):
+        ParameterServer(cluster, {}, tables=tables, optimizer=Accumulated(SGD(0.1), 2))

@@ -51,6 +51,7 @@ OPTIMIZERS: list[tuple[UpdateRule, str, dict[str, Any]]] = [
     (SGD(0.1), "SGD", {"lr": 0.1}),
     (WeightDecay(SGD(0.1), 0.05), "SGD", {"lr": 0.1, "weight_decay": 0.05}),
     (Momentum(0.1, 0.8), "SGD", {"lr": 0.1, "momentum": 0.8}),
+    (Momentum(0.1, 0.8, True), "SGD", {"lr": 0.1, "momentum": 0.8, "nesterov": True}),
     (
         WeightDecay(Momentum(0.1), 0.05),
         "SGD",

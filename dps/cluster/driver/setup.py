@@ -22,8 +22,8 @@ from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.placement import ConsistentHash, checked_placement
 from dps.core.ranges import one_of, refused, shown, whole_argument
-from dps.core.rules.rule import UpdateRule, by_rows
-from dps.core.rules.wrappers import as_rule, check_names
+from dps.core.rules.rule import UpdateRule, by_rows, rule_for, within
+from dps.core.rules.wrappers import Accumulated, as_rule, check_names
 from dps.core.tables.key_routing import dealt_out, separated
 from dps.core.tables.table import SparseSpec, SparseTable
 from dps.errors import ConfigurationError
@@ -135,6 +135,12 @@ def afresh(
     layout = Layout.of(params, choices.shards, whole_rows=by_rows(rule), tables=tables)
     params = {name: plain(name, array) for name, array in params.items()}
     check_names(rule, [*layout.names, *(table.name for table in layout.tables)])
+    for table in layout.tables:
+        if within(rule_for(rule, table.name), Accumulated) is not None:
+            raise ConfigurationError(
+                f"optimizer: Accumulated is for arrays, and {table.name!r} is a sparse table, not "
+                "all rows of which are in each gradient"
+            )
     filters = chain.checked(choices.filters, layout.names, rule)
     pull_filters = chain.checked_of_pulls(choices.pull_filters, layout.names)
     if pull_filters:

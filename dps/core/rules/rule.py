@@ -176,14 +176,27 @@ class SGD(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Momentum(Checked):
-    """SGD with heavy-ball momentum, as in torch: m ← μ·m + g; w ← w − η·m.
+    """SGD with momentum, as in torch: m ← μ·m + g; w ← w − η·m.
 
-    >>> Momentum(0.1).slots
-    ('momentum',)
+    Parameters
+    ----------
+    learning_rate
+        η, 0 or above.
+    momentum
+        μ, in [0, 1).
+    nesterov
+        Nesterov's form: w ← w − η·(g + μ·m).
+
+    Examples
+    --------
+    >>> rule, zeros = Momentum(0.1, nesterov=True), np.zeros(1)
+    >>> rule.step(zeros, np.ones(1), {"momentum": zeros}, t=1, scale=1.0)[0]
+    array([-0.19])
     """
 
     learning_rate: NotNegative
     momentum: Fraction = 0.9
+    nesterov: bool = False
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
     def step(
@@ -192,7 +205,11 @@ class Momentum(Checked):
         """Return the new values and the new momentum."""
         momentum = np.multiply(slots["momentum"], self.momentum)
         momentum += gradient
-        new = np.multiply(momentum, self.learning_rate * scale, out=out)
+        direction: Array = momentum
+        if self.nesterov:
+            direction = np.multiply(momentum, self.momentum)
+            direction += gradient
+        new = np.multiply(direction, self.learning_rate * scale, out=out)
         np.subtract(values, new, out=new)
         return new, {"momentum": momentum}
 

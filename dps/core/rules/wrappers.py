@@ -34,6 +34,7 @@ from dps.errors import ConfigurationError, ShapeMismatch
 EVERY = "*"
 STRETCH = 1 << 16  # elements that are read at a time
 Updates = Annotated[int, whole_from(1, "updates")]
+WAITING = "accumulated"
 TINY = 1e-6  # torch adds it to the norm before it divides by it
 
 
@@ -211,6 +212,56 @@ class WeightDecay(Wrapper):
         whole = np.multiply(values, self.strength)
         whole += gradient
         return self.rule.step(values, whole, slots, t, scale, out)
+
+
+@dataclass(frozen=True)
+class Accumulated(Wrapper):
+    """Another rule, which takes one step with the mean of several gradients.
+
+    With as many `updates` as workers under `BSP` that is the mean of a round; under `ASP` gradients
+    are buffered, as by FedBuff (Nguyen et al., AISTATS 2022), but with equal weights. The step has
+    the learning rate of its last gradient. The last gradients of a training wait for others in
+    vain, if they are fewer.
+
+    The shard counts its steps, so each gradient has to be of all arrays, and sparse tables are
+    refused. Gradients that are summed before (`Chain(aggregate=…)`, and after an outage) count as
+    one.
+
+    Parameters
+    ----------
+    updates
+        How many gradients a step takes, at least 1.
+
+    Examples
+    --------
+    >>> rule, zeros = Accumulated(SGD(1.0), updates=2), np.zeros(1)
+    >>> values, slots = rule.step(zeros, np.full(1, 3.0), {WAITING: zeros}, t=1, scale=1.0)
+    >>> rule.step(values, np.full(1, 5.0), slots, t=2, scale=1.0)[0]
+    array([-4.])
+    """
+
+    updates: Updates
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if within(self.rule, Accumulated) is not None:
+            raise ConfigurationError("Accumulated: the rule within accumulates gradients already")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Those of the rule, and the sum of gradients that wait for others."""
+        return (WAITING, *self.rule.slots)
+
+    def step(
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
+        """Return the step of the rule with the last gradient, and the same values before it."""
+        total, own = slots[WAITING] + gradient, {name: slots[name] for name in self.rule.slots}
+        if t % self.updates:
+            return np.positive(values, out=out), {WAITING: total, **own}
+        total /= self.updates
+        new, own = self.rule.step(values, total, own, t // self.updates, scale, out)
+        return new, {WAITING: np.zeros_like(total), **own}
 
 
 class Schedule(Protocol):
