@@ -18,7 +18,6 @@ from dps.cluster.heads import ask_heads
 from dps.cluster.names import Node
 from dps.cluster.node.actor import Score
 from dps.cluster.node.logs import keep_quiet
-from dps.cluster.node.worker import Worker
 from dps.cluster.platform import platform_of
 from dps.core.arguments import check_function, explained
 from dps.core.consistency import ASP, Consistency
@@ -71,9 +70,9 @@ class ParameterServer:
     optimizer
         The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `AdamW`, `FTRL`,
         `Proximal` or `DelayedProximal` with a penalty, any of them within `Scheduled`,
-        `WeightDecay`, `Clipped`, `StalenessAware` or `DelayCompensated`, or your own (registered
-        with `dps.protocol.wire.message` if there are checkpoints). Or a rule for each array and
-        table, by names (see `PerArray`), such as ``{"*.bias": SGD(0.1), "*": AdamW()}``.
+        `WeightDecay`, `Clipped`, `Accumulated`, `StalenessAware` or `DelayCompensated`, or your own
+        (registered with `dps.protocol.wire.message` if there are checkpoints). Or a rule for each
+        array and table, by names (see `PerArray`), such as ``{"*.bias": SGD(0.1), "*": AdamW()}``.
     consistency
         `BSP()`, `SSP(tau)` or `ASP()`.
     recovery
@@ -329,7 +328,7 @@ class ParameterServer:
         self._require_open()
         return self._driver.training.run_again(train, worker, node)
 
-    def add_worker(self, train: Callable[[Worker], Any]) -> Any:
+    def add_worker(self, train: Callable[..., Any]) -> Any:
         """Start one more worker; return its Dask future.
 
         It begins at the clock of the slowest worker. `worker.index` is 0 of 1. If the last `run`

@@ -140,8 +140,9 @@ class Training:
 
     def add(self, train: Callable[..., Any]) -> Any:
         """Start one more worker: see `ParameterServer.add_worker`."""
-        running = [each for _, each in self._current() if not each.ended]
-        share = Share(leases=running[-1].share.leases) if running else Share()
+        started = [each for _, each in self._current()]
+        others = [each for each in started if not each.ended] or started
+        share = Share(leases=others[-1].share.leases) if others else Share()
         self._check(train, [] if share.leases is None else ["batches"], 1)
         return self._start(train, [share])[0]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from distributed import Worker as DaskWorker
 from distributed.utils_comm import gather_from_workers
 
@@ -16,6 +18,8 @@ from dps.core.updates import Batch
 from dps.errors import CapacityError, ConfigurationError
 from dps.protocol.client.client import Client
 from dps.protocol.messages import Leased
+
+Indices = np.ndarray  # of the examples of a batch, int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,15 @@ class Requests(NamedTuple):
     leaving: Callable[[], bool]  # whether the worker is to make no more
 
 
+class _Leased(NamedTuple):
+    """A batch that is leased to this worker, in one of its incarnations."""
+
+    lease: int
+    epoch: int
+    batch: Batch
+    incarnation: int
+
+
 class Batches:
     """The batches that a worker computes, one after the other; each needs exactly one push.
 
@@ -86,15 +99,60 @@ class Batches:
         self._data = data
         self._client = client
         self._requests = requests
-        self._last: int | None = None  # the lease that is, or was, worked on
-        self._held: dict[int, list[Future[Any]]] = {}  # the unfinished requests of earlier leases
-        self._open: Batch | None = None  # was yielded, and is to be pushed
+        self._left: deque[_Leased] = deque()  # leased, and not begun
+        # Leases, and once all their batches were begun, the requests under way then.
+        self._held: dict[int, list[Future[Any]]] = {}
+        self._open: Batch | None = None  # was begun, and is to be pushed
         # Leases of two epochs may alternate.
         self._order = lru_cache(maxsize=2)(self.division.order)
 
     def __iter__(self) -> Iterator[Any]:
-        while (taken := self._take()) is not None:
-            yield from self._of(taken)
+        while self.more():
+            while (indices := self.begin()) is not None:
+                yield chosen(self._data, indices)
+
+    def more(self) -> bool:
+        """Wait until batches are leased; return False at the end. For loaders."""
+        # A worker that was given up has no leases.
+        present = [each for each in self._left if each.incarnation == self._client.incarnation]
+        self._left = deque(present)
+        while not self._requests.leaving():
+            if self._left:
+                return True
+            reply = self._take(waits=True)
+            if reply.ended:
+                return False
+            if reply.lease is None:
+                wait(self._requests.under_way())
+                self._requests.begin(self._client.idle()).result()
+        return False
+
+    def begin(self) -> Indices | None:
+        """Begin the next batch and return its examples; None: `more` comes first. For loaders."""
+        if self._open is not None:
+            raise ConfigurationError(
+                f"batch {self._open.number} of epoch {self.epoch} was not pushed: each batch needs "
+                "exactly one push before the next one"
+            )
+        if not self._left or self._requests.leaving():
+            return None
+        leased = self._left.popleft()
+        if leased.incarnation != self._client.incarnation:
+            return None
+        self.epoch, self._open = leased.epoch, leased.batch
+        return self._indices(leased)
+
+    def ahead(self) -> Iterator[Indices]:
+        """Yield the examples of batches that `begin` will return, while there are any to lease.
+
+        For loaders, which read further batches while one is computed.
+        """
+        leased = list(self._left)
+        while leased:
+            yield from map(self._indices, leased)
+            before = len(self._left)
+            self._take(waits=False)
+            leased = list(self._left)[before:]
 
     def to_push(self, is_needed: bool) -> Batch | None:
         """Return the batch that a push is of; raise an error if there is none and `is_needed`."""
@@ -106,39 +164,20 @@ class Batches:
             )
         return batch
 
-    def _of(self, taken: Leased) -> Iterator[Any]:
-        assert taken.lease is not None
-        client, division, epoch = self._client, self.division, taken.lease.epoch
-        incarnation, order = client.incarnation, self._order(epoch)
-        for batch in taken.batches():
-            # A worker that was given up has no leases.
-            if self._requests.leaving() or client.incarnation != incarnation:
-                return
-            self.epoch, self._open = epoch, batch
-            yield chosen(self._data, division.indices(epoch, batch.number, order))
-            if self._open is not None:
-                raise ConfigurationError(
-                    f"batch {batch.number} of epoch {epoch} was not pushed: each batch needs "
-                    "exactly one push before the next one"
-                )
+    def _indices(self, leased: _Leased) -> Indices:
+        return self.division.indices(leased.epoch, leased.batch.number, self._order(leased.epoch))
 
-    def _take(self) -> Leased | None:
-        under_way, begin = self._requests.under_way, self._requests.begin
-        if self._last is not None:
-            self._held[self._last] = under_way()
-        while not self._requests.leaving():
-            self._held = {
-                number: left
-                for number, sent in self._held.items()
-                if (left := [each for each in sent if not each.done()])
-            }
-            request = self._client.take_lease(self._run, self.division, [*self._held])
-            reply: Leased = begin(request).result()
-            if reply.lease is not None:
-                self._last = reply.lease.number
-                return reply
-            if reply.ended:
-                return None
-            wait(under_way())
-            begin(self._client.idle()).result()
-        return None
+    def _take(self, waits: bool) -> Leased:
+        """Take a lease; `waits`: wait some time for batches that others may return."""
+        for number in self._held.keys() - {each.lease for each in self._left}:
+            requests = self._held.pop(number) or self._requests.under_way()
+            if unfinished := [each for each in requests if not each.done()]:
+                self._held[number] = unfinished
+        request = self._client.take_lease(self._run, self.division, [*self._held], waits)
+        reply: Leased = self._requests.begin(request).result()
+        if reply.lease is not None:
+            number, epoch = reply.lease.number, reply.lease.epoch
+            batches, incarnation = reply.batches(), self._client.incarnation
+            self._held[number] = []
+            self._left.extend(_Leased(number, epoch, each, incarnation) for each in batches)
+        return reply

@@ -473,12 +473,14 @@ class Client:
 
     # -- leased data ------------------------------------------------------------------------------
 
-    async def take_lease(self, run: str, division: Division, held: Sequence[int]) -> msg.Leased:
-        """Take batches to compute, or wait some time for those that others may return.
+    async def take_lease(
+        self, run: str, division: Division, held: Sequence[int], waits: bool = True
+    ) -> msg.Leased:
+        """Take batches to compute; `waits`: wait some time for those that others may return.
 
         Some pushes of the leases `held` have not ended.
         """
-        waits = not self._is_gated  # otherwise others wait for this worker
+        waits &= not self._is_gated  # otherwise others wait for this worker
         while True:
             self.may_go_on()
             async with self._turn:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from tests.support.waiting import eventually
 
 EXAMPLES = 103
 EPOCHS = 3
+AHEAD = 5  # batches, of more than two leases
 SOME, MANY = 40, 200  # epochs that take longer than several kills, on virtual and on real time
 
 
@@ -50,6 +52,25 @@ def count(worker: Worker, batches: Iterable[Any]) -> int:
         worker.push_pull({"w": gradient})
         done += 1
     return done
+
+
+def ahead(worker: Worker, batches: Batches) -> int:
+    """The same for what reads several batches before those before them are pushed."""
+
+    def prefetched() -> Iterator[Any]:
+        while batches.more():
+            source, read = batches.ahead(), deque[Any]()
+            while read.extend(itertools.islice(source, AHEAD - len(read))) or read:
+                begun, indices = batches.begin(), read.popleft()
+                if begun is None:
+                    break
+                assert begun.tolist() == indices.tolist()
+                yield indices
+
+    return count(worker, prefetched())
+
+
+LOOPS = pytest.mark.parametrize("train", [count, ahead])
 
 
 def server(cluster: Any, **choices: Any) -> ParameterServer:
@@ -70,23 +91,25 @@ def assert_each_once(ps: ParameterServer, epochs: int = EPOCHS) -> None:
         assert set(reply.batches.values()) == {Applied(11)}
 
 
+@LOOPS
 @pytest.mark.parametrize("consistency", [ASP(), SSP(1), BSP()])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_workers_divide_the_batches(consistency: Consistency, shards: int) -> None:
+def test_workers_divide_the_batches(train: Any, consistency: Consistency, shards: int) -> None:
     with (
         VirtualCluster(workers=3) as cluster,
         server(cluster, shards=shards, consistency=consistency) as ps,
     ):
-        done = [future.result() for future in run(ps)]
+        done = [future.result() for future in run(ps, train)]
         assert sum(done) == 11 * EPOCHS
         assert min(done) > 0
         assert_each_once(ps)
 
 
+@LOOPS
 @pytest.mark.parametrize("consistency", [ASP(), SSP(1), BSP()])
 @pytest.mark.parametrize("outage", [None, Continue(), Continue(buffer="worker")])
 def test_batches_of_lost_workers_are_computed_by_others(
-    consistency: Consistency, outage: Continue | None
+    train: Any, consistency: Consistency, outage: Continue | None
 ) -> None:
     recovery = Recovery(Chain(2)) if outage is None else Recovery(Chain(2), outage)
     kills = {"worker-0": 20, "server-0": 60, "worker-1": 120}
@@ -95,19 +118,20 @@ def test_batches_of_lost_workers_are_computed_by_others(
         VirtualCluster(servers=3, workers=4, faults=faults) as cluster,
         server(cluster, shards=2, consistency=consistency, recovery=recovery) as ps,
     ):
-        futures = run(ps, workers=4, epochs=SOME)
+        futures = run(ps, train, workers=4, epochs=SOME)
         assert sum(future.result() for future in futures[2:]) > 10
         assert_each_once(ps, SOME)
 
 
-def test_a_shard_that_was_restored_gets_the_batches_again_that_it_lacks() -> None:
+@LOOPS
+def test_a_shard_that_was_restored_gets_the_batches_again_that_it_lacks(train: Any) -> None:
     recovery = Recovery(Checkpoint(every=20))
     faults = [Kill("server-0", AtUpdates(50)), Kill("server-1", AtUpdates(170))]
     with (
         VirtualCluster(servers=3, workers=3, faults=faults) as cluster,
         server(cluster, shards=2, recovery=recovery) as ps,
     ):
-        done = [future.result() for future in run(ps, epochs=SOME)]
+        done = [future.result() for future in run(ps, train, epochs=SOME)]
         assert ps.updates_lost > 0
         assert sum(done) > 11 * SOME
         assert_each_once(ps, SOME)
@@ -246,6 +270,7 @@ def test_a_worker_is_added_after_the_last_one_that_was_added_has_ended() -> None
         (first,) = run(ps, some, workers=1)
         for _ in range(2):
             assert ps.add_worker(few).result() == 4
+        assert not first.done()
         ps.stop()
         with pytest.raises(TrainingStopped):
             first.result()
