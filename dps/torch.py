@@ -1,16 +1,17 @@
 """Modules of torch on a parameter server: gradients and weights travel as flat buffers.
 
 A worker attaches its module, and calls `step` after each `backward`. The server applies the update
-rule, so there is no optimizer of torch.
+rule. An optimizer of torch is only there for local steps between two exchanges with the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from dps.cluster.node.batches import Batches
 from dps.cluster.node.pipeline import Closing, Pipeline
 from dps.cluster.node.worker import NOTHING, Worker, check_worker
 from dps.core.arguments import as_gradient
@@ -33,6 +34,7 @@ from dps.torch_device import DeviceMemory, copy_all, dense, moved_into  # which 
 Module = Any  # an `nn.Module`
 Tensor = Any
 Buffers = Literal["kept", "averaged"]
+Inner = Callable[[list[Tensor]], Any]  # such as `torch.optim.AdamW`
 
 # The argument `functions` of a parameter server for buffers that are averaged.
 FUNCTIONS: Mapping[str, Function] = {AVERAGE: average}
@@ -85,10 +87,18 @@ def attach(
     module: Module,
     *,
     ahead: int = 0,
+    inner: Inner | None = None,
+    local_steps: int = 1,
     buffers: Buffers = "kept",
     average_every: int = 10,
 ) -> Replica:
     """Make a module a replica of the weights on the parameter server, and load them.
+
+    With `inner`, each worker takes `local_steps` steps with its own optimizer, and then pushes the
+    decrease of its weights, which the server takes for a gradient (Local SGD: Stich, ICLR 2019).
+    With ``optimizer=Momentum(0.7, nesterov=True)`` on the server and `torch.optim.AdamW` as `inner`
+    that is DiLoCo (Douillard et al. 2023, arXiv:2311.08105); `dps.Accumulated` averages several
+    workers.
 
     Raises `ConfigurationError` if the parameter server has other parameters, the module is on
     several devices or an unsupported one, or another argument is invalid.
@@ -102,31 +112,116 @@ def attach(
         Its parameters get other memory, and must not be replaced afterwards. They may be frozen and
         thawed at any time.
     ahead
-        As for `dps.Pipeline`.
+        As for `dps.Pipeline`; 0 with `inner`.
+    inner
+        A function that returns an optimizer of torch for a list of parameters, such as
+        ``functools.partial(torch.optim.AdamW, lr=1e-3)``; None: gradients are pushed. Its state
+        stays with the worker.
+    local_steps
+        How many steps of `inner` make an update; `Replica.exchange` makes one of fewer.
     buffers
-        "kept": each worker has its own. "averaged": they are averaged over the workers every
-        `average_every` steps and at the end; for a server with `parameters(module, "averaged")` and
-        `functions=dps.torch.FUNCTIONS`.
+        "kept": each worker has its own. "averaged": they are averaged over the workers after every
+        `average_every` updates and at the end; for a server with `parameters(module, "averaged")`
+        and `functions=dps.torch.FUNCTIONS`.
     """
-    return Replica(worker, module, ahead, buffers, average_every)
+    return Replica(worker, module, ahead, inner, local_steps, buffers, average_every)
+
+
+def loader(batches: Batches, dataset: Any, **choices: Any) -> Iterator[Any]:
+    """Return an iterator over the batches of leased data, as a `DataLoader` of torch makes them.
+
+    Its processes read further batches while one is computed. Each needs exactly one push, as in a
+    loop over `batches`.
+
+    Parameters
+    ----------
+    batches
+        As the training function gets them, of ``ps.run(train, data=len(dataset), batch_size=…)``.
+    dataset
+        With examples by number, of the same length in every worker.
+    choices
+        Other arguments of `DataLoader`, such as ``num_workers=2`` or ``collate_fn=…``.
+
+    Raises
+    ------
+    ConfigurationError
+        The dataset has another length, or an argument decides which examples are in a batch.
+    """
+    if not isinstance(batches, Batches):
+        raise refused("batches", batches, "the Batches that a training function is called with")
+    if len(dataset) != batches.division.examples:
+        raise ConfigurationError(
+            f"the dataset has {len(dataset)} examples, and the data of the run "
+            f"{batches.division.examples}: expected ps.run(…, data=len(dataset), batch_size=…)"
+        )
+    wrong = choices.keys() & {*("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")}
+    if wrong or not choices.get("in_order", True):
+        name = min(wrong, default="in_order")
+        raise ConfigurationError(
+            f"{name}={shown(choices[name])}: which examples are in a batch, and which is next, is "
+            "decided by ps.run(…, batch_size=…, shuffle=…)"
+        )
+    # Otherwise each lease at the end of a pass would start the processes again.
+    lasting = {"persistent_workers": choices.get("num_workers", 0) > 0}
+    made = torch.utils.data.DataLoader(
+        dataset, batch_sampler=_Ahead(batches), **(lasting | choices)
+    )
+    return _loaded(batches, made)
+
+
+class _Ahead:
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (indices.tolist() for indices in self._batches.ahead())
+
+
+def _loaded(batches: Batches, made: Iterable[Any]) -> Iterator[Any]:
+    while batches.more():
+        for batch in made:
+            if batches.begin() is None:
+                break
+            yield batch
 
 
 class Replica(Closing):
-    """A `module` from `attach`, a context manager that closes it at the end. Not thread-safe."""
+    """A `module` from `attach`, a context manager that closes it at the end. Not thread-safe.
+
+    `inner` is its own optimizer, for a scheduler of torch; None without one.
+    """
 
     def __init__(
-        self, worker: Worker, module: Module, ahead: int, buffers: Buffers, average_every: int
+        self,
+        worker: Worker,
+        module: Module,
+        ahead: int,
+        inner: Inner | None,
+        local_steps: int,
+        buffers: Buffers,
+        average_every: int,
     ) -> None:
         check_worker(worker)
         check_ahead(worker.consistency, ahead)
+        whole_argument("local_steps", local_steps, 1, "steps")
+        if inner is None and local_steps > 1:
+            raise ConfigurationError(
+                f"local_steps={local_steps} needs inner=…, an optimizer of torch such as "
+                "functools.partial(torch.optim.AdamW, lr=1e-3)"
+            )
+        if inner is not None and ahead:
+            raise ConfigurationError(
+                f"ahead={ahead}: weights that lack this worker's last update would undo its local "
+                "steps; expected 0 with inner"
+            )
         one_of("buffers", buffers, get_args(Buffers))
-        whole_argument("average_every", average_every, 1, "steps")
+        whole_argument("average_every", average_every, 1, "updates")
         trained, float_buffers = _trained(module, worker.layout.names), _float_buffers(module)
         self.module = module
         self._worker = worker
         self._trained = trained
         self._averaged = float_buffers if buffers == "averaged" else {}
-        self._average_every, self._steps = average_every, 0
+        self._average_every, self._updates = average_every, 0
         wanted = {n: _described(tensor) for n, tensor in {**trained, **self._averaged}.items()}
         source = "dps.torch.parameters(module), with the same choice of buffers"
         worker.layout.require(wanted, "the module", source)
@@ -146,11 +241,16 @@ class Replica(Closing):
                 f"the parameters of the module are on these devices: {found}; expected the CPU, or "
                 "one CUDA device"
             )
+        stepped = {name: t for name, t in trained.items() if name not in worker.frozen}
+        self._local = None if inner is None else LocalSteps(stepped, inner, local_steps)
+        self.inner = None if self._local is None else self._local.optimizer
         self._memory = kind(flat, trained, worker)
         self._load_buffers(worker.pull() if self._averaged else {})
         self._places = {name: tensor.data_ptr() for name, tensor in trained.items()}
         self._pipeline = Pipeline(worker, ahead, into=self._memory.weights)
         self._memory.load()
+        if self._local is not None:
+            self._local.begin()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -165,35 +265,62 @@ class Replica(Closing):
     def step(self) -> None:
         """Send the gradients of the last `backward`, and load the weights for the next one.
 
+        With `inner`, it takes a local step, and after `local_steps` of them it is an `exchange`.
         The gradients are None afterwards. A parameter without a gradient stays as it is, with its
         optimizer state. Waits for the server while more than `ahead` updates are under way. Errors
-        are those of `dps.Worker.push`, `GroupClosed` after `close`, and `ConfigurationError` if
-        the parameters of the module, or their memory, have changed since `attach`.
+        are those of `dps.Worker.push`, `GroupClosed` after `close`, and `ConfigurationError` if the
+        parameters of the module, or their memory, have changed since `attach`.
         """
         self._pipeline.require_open()
         self._require_unchanged()
-        own = {name: t.grad for name, t in self._trained.items() if t.grad is not None}
+        if self._local is None:
+            self._update({name: t.grad for name, t in self._trained.items() if t.grad is not None})
+            return
+        self._local.step()
+        self.zero_grad()
+        if self._local.is_due:
+            self.exchange()
+
+    def exchange(self) -> None:
+        """Send the decrease of the weights by the local steps since the last update, if any.
+
+        Loads the weights for the next ones. If it fails, they are those before these local steps.
+        Errors as for `step`.
+        """
+        self._pipeline.require_open()
+        if self._local is not None and self._local.taken:
+            self._update(self._local.undone())
+            self._local.begin()
+
+    def _update(self, own: Mapping[str, Tensor]) -> None:
         gradients = self._memory.collected(own) if own else NOTHING
         self.zero_grad()
         before = self._worker.read_point
         self._pipeline.push_pull(gradients)
         if self._worker.read_point is not before:
             self._memory.load()
-        self._steps += 1
-        if self._steps % self._average_every == 0:
+        self._updates += 1
+        if self._updates % self._average_every == 0:
             self._average()
 
     def drain(self) -> None:
-        """Wait for all updates under way, and load the weights after them; no-op if closed."""
-        if not self._pipeline.is_open:
+        """Wait for all updates under way, and load the weights after them; no-op if closed.
+
+        With `inner` there are none, and local steps since the last update stay.
+        """
+        if not self._pipeline.is_open or self._local is not None:
             return
         self._pipeline.drain()
         self._memory.load()
 
     def close(self, wait: bool = True) -> None:
-        """Wait for all updates under way, average buffers, and end the synchronisation."""
+        """Wait for all updates under way, average buffers, and end the synchronisation.
+
+        Local steps since the last update are sent, too.
+        """
         try:
             if wait and self._pipeline.is_open:
+                self.exchange()
                 self.drain()
                 self._average()
         finally:
@@ -238,6 +365,50 @@ class Replica(Closing):
     def _load_buffers(self, arrays: Arrays) -> None:
         for name, tensor in self._averaged.items():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+
+
+class LocalSteps:
+    """The steps that a worker takes with its own `optimizer` between two updates.
+
+    `taken` is how many it has taken since the last one.
+    """
+
+    def __init__(self, trained: Mapping[str, Tensor], inner: Inner, steps: int) -> None:
+        optimizer = inner(list(trained.values())) if callable(inner) else None
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            expected = "a function from parameters to an optimizer, such as torch.optim.AdamW"
+            raise refused("inner", inner, expected)
+        self.optimizer = optimizer
+        self._trained = trained
+        self._steps = steps
+        self._before: dict[str, Tensor] = {}
+        self.taken = 0
+        self._changed: set[str] = set()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether these are all steps of an update."""
+        return self.taken >= self._steps
+
+    def step(self) -> None:
+        """Take a step."""
+        self._changed |= {name for name, t in self._trained.items() if t.grad is not None}
+        self.optimizer.step()
+        self.taken += 1
+
+    def undone(self) -> dict[str, Tensor]:
+        """Return the decrease of the weights by the steps, which are undone."""
+        names = [name for name in self._trained if name in self._changed]
+        before, now = self._before, {name: self._trained[name].detach() for name in names}
+        decrease = {name: before[name] - now[name] for name in names}
+        copy_all([*now.values()], [before[name] for name in names])
+        self.taken = 0
+        self._changed.clear()
+        return decrease
+
+    def begin(self) -> None:
+        """Take note of weights that were loaded."""
+        self._before = {name: tensor.detach().clone() for name, tensor in self._trained.items()}
 
 
 class HostMemory:

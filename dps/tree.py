@@ -89,6 +89,7 @@ class Replica(Closing):
         worker.layout.require(wanted, "the tree", "dps.tree.parameters(tree)")
         self._worker = worker
         self._like = like
+        self._ahead = ahead
         self._pipeline = Pipeline(worker, ahead)
         self.weights: Tree = restored(like, self._pipeline.weights)
 
@@ -99,9 +100,56 @@ class Replica(Closing):
         `dps.Worker.push`, `ShapeMismatch` if gradients and weights differ in structure or shape,
         and `GroupClosed` after `close`.
         """
+        return self._sent(self._written(gradients))
+
+    def exchange(self, weights: Tree) -> Tree:
+        """Send the decrease of the weights by local steps; return the weights for the next ones.
+
+        The server takes the decrease for a gradient. That is Local SGD, or DiLoCo: see
+        `dps.torch.attach`. Errors are those of `step`, and `ConfigurationError` if the replica is
+        `ahead`.
+
+        Parameters
+        ----------
+        weights
+            What local steps have made of the weights that were returned last.
+
+        Examples
+        --------
+        >>> from dps.testing import VirtualCluster
+        >>> def train(worker):
+        ...     with dps.tree.attach(worker, {"w": np.zeros(2)}) as replica:
+        ...         weights = replica.weights
+        ...         for _ in range(3):
+        ...             for _ in range(20):  # local steps
+        ...                 weights = {"w": weights["w"] - 0.1 * (weights["w"] - 3)}
+        ...             weights = replica.exchange(weights)
+        >>> start = {"w": np.zeros(2)}
+        >>> with VirtualCluster() as cluster:
+        ...     with ParameterServer(cluster, start, optimizer=SGD(1.0)) as ps:
+        ...         ps.run(train, workers=1)[0].result()
+        ...         ps.pull()["w"].round(1)
+        array([3., 3.])
+        """
+        if self._ahead:
+            raise ConfigurationError(
+                f"ahead={self._ahead}: weights that lack this worker's last update would undo its "
+                "local steps; attach with ahead=0 for exchange"
+            )
+        arrays = self._written(weights)
+        assert self._worker.read_point is not None
+        before = self._worker.layout.scatter(self._worker.read_point.buffers)
+        for path, array in arrays.items():
+            np.subtract(before[path], array, out=array)
+        return self._sent(arrays)
+
+    def _written(self, tree: Tree) -> FlatArrays:
         self._pipeline.require_open()
         arrays = self._worker.gradients(self._names)
-        _write(arrays, gradients)
+        _write(arrays, tree)
+        return arrays
+
+    def _sent(self, arrays: FlatArrays) -> Tree:
         self.weights = restored(self._like, self._pipeline.push_pull(arrays))
         return self.weights
 
@@ -213,13 +261,12 @@ def _write(arrays: FlatArrays, gradients: Tree) -> None:
     leaves = dict(_leaves(gradients))
     for path in (*arrays, *leaves):
         if path not in leaves or path not in arrays:
-            whose = "the weights have" if path in arrays else "the gradients have"
-            raise ShapeMismatch(f"only {whose} {path!r}: expected gradients of the same structure")
+            whose = "that of the parameter server" if path in arrays else "the one given"
+            raise ShapeMismatch(f"only {whose} has {path!r}: expected trees of the same structure")
     for path, leaf in leaves.items():
         array = _array(path, leaf, ShapeMismatch)
         if array.shape != arrays[path].shape:
             raise ShapeMismatch(
-                f"the gradient of {path!r} is {list(array.shape)}, expected "
-                f"{list(arrays[path].shape)}"
+                f"{path!r} of the tree is {list(array.shape)}, expected {list(arrays[path].shape)}"
             )
         arrays[path][...] = array

@@ -17,6 +17,7 @@ from pydantic import (
 
 import dps
 from dps.core.placement import Balanced
+from dps.core.rules.rule import by_rows, is_per_array, within
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
 from dps.recovery.strategy import PRESETS
@@ -26,6 +27,7 @@ from flows.config.kinds import (
     OUTAGES,
     PLACEMENTS,
     DurabilityChoice,
+    OptimizerSection,
     OutageSection,
     PlacementSection,
 )
@@ -33,6 +35,8 @@ from flows.config.sections import Section, kind_of, section_of
 from flows.metrics import METRICS
 from flows.metrics.score import ACCURACY, SCORES
 
+# Rules that no worker can have for its local steps.
+OF_SERVER = (dps.Accumulated, dps.Clipped, dps.DelayCompensated, dps.StalenessAware)
 MOST = 10_000  # workers, shards or nodes of one kind
 Many = Annotated[int, Field(ge=1, le=MOST)]
 
@@ -57,7 +61,9 @@ class TrainingSection(Section):
     gradient takes at least `compute_seconds`, which stands for a heavier model without using the
     core, and longer if it is `straggling`. Workers draw their batches from all examples (`shared`),
     or each from its part of them in the order of their classes (`by_class`). They compute on
-    weights that may lack their own last `ahead` updates, which are still on their way.
+    weights that may lack their own last `ahead` updates, which are still on their way. With
+    `local_steps` an update takes that number of gradients: a worker takes a step with each by its
+    own rule, `inner`, and pushes the decrease of its weights.
     """
 
     workers: Many = 2
@@ -68,6 +74,8 @@ class TrainingSection(Section):
     straggling: StragglingSection | None = None
     partition: Literal["shared", "by_class"] = "shared"
     ahead: NonNegativeInt = 0
+    local_steps: PositiveInt = 1
+    inner: OptimizerSection | None = None
     stop: Literal["share", "together"] = "share"
 
     @model_validator(mode="after")
@@ -81,6 +89,25 @@ class TrainingSection(Section):
         if unknown:
             reason = f"there is no worker {unknown[0]}; expected 0 to {self.workers - 1}"
             refuse(reason, key="straggling.workers")
+        return self
+
+    @model_validator(mode="after")
+    def _local_steps_have_a_rule(self) -> TrainingSection:
+        if self.inner is None:
+            if self.local_steps > 1:
+                reason = "expected a rule for local steps, such as {kind: adamw}"
+                refuse(reason, key="inner")
+            return self
+        if self.ahead:
+            reason = "expected 0 with inner: weights without the last update would undo local steps"
+            refuse(reason, key="ahead")
+        rule = self.inner.build()
+        if is_per_array(rule) or by_rows(rule) or any(within(rule, each) for each in OF_SERVER):
+            refuse(
+                "expected one rule for all elements, without clip, accumulate, staleness_aware and "
+                "delay_compensation",
+                key="inner",
+            )
         return self
 
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, lru_cache
 from itertools import islice, repeat
 from random import Random
+from statistics import fmean
 from typing import cast
 
 import numpy as np
 
 from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import Worker
+from dps.core.rules.rule import factor_at
 from dps.virtual.profile import Gradient
 from flows.config.experiment import TrialConfig
 from flows.config.settings import TrainingSection
 from flows.config.workload import DatasetSection, workload_of
 from flows.workloads import Dataset, Workload, batches
 from flows.workloads.base import Array, Part, Predictor, auc, rmse
+
+Weights = Mapping[str, Array]
 
 # What sets these draws apart from the worker's order of batches.
 _DURATIONS = 1
@@ -43,14 +47,15 @@ def warm_up(config: TrialConfig) -> None:
 def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> bool:
     """Run one worker's loop, the same for every strategy: gradient, push and pull, report.
 
-    `shares` are the spans of their batches that workers compute; one that is asked to leave does
+    `shares` are the spans of their updates that workers compute; one that is asked to leave does
     not compute the rest. The compute time that it reports is the gradient and the emulated rest of
     it; the time until the next gradient is spent waiting for the server, or for others. Up to
-    `training.ahead` updates are on their way meanwhile.
+    `training.ahead` updates are on their way meanwhile. With local steps, an update takes several
+    gradients, whose losses are reported as their mean.
 
     Returns whether it has seen that the shards have all updates, where workers stop together. It
-    sees that in the weights that it was given last, so it computes at most one gradient more than
-    is needed, and as many as it may be ahead.
+    sees that in the weights that it was given last, so it computes at most one update more than is
+    needed, and as many as it may be ahead.
     """
     workload, training = workload_of(config), config.training
     data = _data(config.dataset, "train")
@@ -59,8 +64,18 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> b
     rows = part_of(training, data.y_train, number)
     order = batches(rng, len(rows), training.batch_size)
     times = durations(training, config.seed, number, config.cluster.gradient)
-    deque(islice(zip(order, times, strict=True), share.start), maxlen=0)
+    deque(islice(zip(order, times, strict=True), share.start * training.local_steps), maxlen=0)
     goal = training.updates if config.stops_together else math.inf
+    local = _LocalSteps(training, worker.frozen, share.start * training.local_steps)
+
+    def gradient(weights: Weights) -> tuple[float, Weights]:
+        began = worker.now()
+        batch = rows[next(order)]
+        found = workload.gradient(dict(weights), data.x_train[batch], data.y_train[batch])
+        spent = worker.now() - began
+        worker.sleep(max(0.0, next(times) - spent))
+        return found
+
     with Pipeline(worker, training.ahead) as pipeline:
         for _ in share:
             if worker.read_point is not None and worker.read_point.updates >= goal:
@@ -68,15 +83,49 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> b
             if worker.leaving:
                 return False
             began = worker.now()
-            batch = rows[next(order)]
-            x, y = data.x_train[batch], data.y_train[batch]
-            loss, gradients = workload.gradient(dict(pipeline.weights), x, y)
-            spent = worker.now() - began
-            worker.sleep(max(0.0, next(times) - spent))
+            loss, change = local.change(pipeline.weights, gradient)
             computed = worker.now() - began
-            pipeline.push_pull(gradients)
+            pipeline.push_pull(change)
             worker.report(loss=loss, compute_seconds=computed)
     return False
+
+
+class _LocalSteps:
+    """What a worker makes of gradients before it pushes, by its own rule if it has one.
+
+    `before` is how many gradients of its share were computed by others.
+    """
+
+    def __init__(self, training: TrainingSection, frozen: Collection[str], before: int) -> None:
+        self._steps = training.local_steps
+        self._frozen = frozen
+        self._before = before
+        self._rule = training.inner.build() if training.inner is not None else None
+        self._slots: dict[str, Weights] = {}
+        self._taken = 0
+
+    def change(
+        self, weights: Weights, gradient: Callable[[Weights], tuple[float, Weights]]
+    ) -> tuple[float, Weights]:
+        """Return a loss, and a gradient; or a mean loss, and the decrease of the weights."""
+        if self._rule is None:
+            return gradient(weights)
+        losses, now = [], weights
+        for _ in range(self._steps):
+            loss, gradients = gradient(now)
+            losses.append(loss)
+            scale = factor_at(self._rule, self._before + self._taken)
+            self._taken += 1
+            stepped = gradients.keys() - self._frozen
+            now = {**now, **{n: self._stepped(n, now[n], gradients[n], scale) for n in stepped}}
+        return fmean(losses), {name: weights[name] - now[name] for name in now}
+
+    def _stepped(self, name: str, values: Array, gradient: Array, scale: float) -> Array:
+        assert self._rule is not None
+        slots = self._slots.get(name) or {s: np.zeros_like(values) for s in self._rule.slots}
+        gradient = gradient.astype(values.dtype, copy=False)
+        values, self._slots[name] = self._rule.step(values, gradient, slots, self._taken, scale)
+        return values
 
 
 @lru_cache(maxsize=2)  # trials on virtual time have their workers and evaluator in one process

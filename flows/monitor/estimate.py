@@ -60,7 +60,7 @@ def guess(config: TrialConfig) -> float:
     training = config.training
     if config.cluster.kind == "virtual":
         return training.updates * config.server.shards * VIRTUAL_UPDATE_SECONDS + TRACKING_SECONDS
-    gradient = max(training.compute_seconds, GRADIENT_SECONDS)
+    gradient = training.local_steps * max(training.compute_seconds, GRADIENT_SECONDS)
     if training.straggling is not None:
         gradient *= 1 + training.straggling.share * (training.straggling.factor - 1)
     train = training.updates * gradient / training.workers

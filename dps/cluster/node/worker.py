@@ -23,6 +23,7 @@ from dps.core.arguments import as_gradient, as_number, is_name
 from dps.core.blocks import Arrays, Destination, FlatArrays, FlatLayout, Layout
 from dps.core.consistency import Consistency
 from dps.core.ranges import brief, real, refused, shown
+from dps.core.rules.wrappers import frozen
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.table import KEYS
 from dps.errors import DpsError, ShapeMismatch
@@ -138,6 +139,8 @@ class Worker:
         The parameters, and how they are placed on shards.
     consistency
         The consistency model of the parameter server.
+    frozen
+        The names of the parameters that its update rule does not train.
     batches
         The `Batches` that the function is called with, if it is called with any.
 
@@ -172,6 +175,7 @@ class Worker:
         self.pushed = 0
         self.layout: Layout = client.group.layout
         self.consistency: Consistency = client.group.consistency
+        self.frozen = frozen(client.group.rule, self.layout.names)
         self._client = client
         self._platform = member.platform
         self._member = member

@@ -439,7 +439,9 @@ def attach_in_vain(choices: Mapping[str, Any], worker: Worker) -> tuple[str, boo
 
 WRONG = [
     ("ahead", 1.5, "0 or more whole updates"),
-    ("average_every", 0, "1 or more whole steps"),
+    ("average_every", 0, "1 or more whole updates"),
+    ("local_steps", 0, "1 or more whole steps"),
+    ("inner", "adamw", "a function from parameters to an optimizer, such as torch.optim.AdamW"),
 ]
 
 

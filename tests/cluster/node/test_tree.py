@@ -15,6 +15,7 @@ from distributed import Client
 import dps
 from dps import SGD, ParameterServer, Worker
 from dps.errors import ConfigurationError, GroupClosed, ShapeMismatch
+from dps.testing import VirtualCluster
 from tests.support.training import results
 
 pytestmark = pytest.mark.cluster
@@ -194,9 +195,9 @@ def push_what_does_not_fit(worker: Worker) -> list[str]:
 def test_what_does_not_fit_is_refused_by_its_path(plain: Client) -> None:
     with ParameterServer(plain, dps.tree.parameters(tree())) as ps:
         (told,) = results(ps.run(push_what_does_not_fit))
-    assert "only the weights have 'z/a'" in told[0]
-    assert "only the gradients have 'more'" in told[1]
-    assert "the gradient of 'z/a' is [2], expected []" in told[2]
+    assert "only that of the parameter server has 'z/a'" in told[0]
+    assert "only the one given has 'more'" in told[1]
+    assert "'z/a' of the tree is [2], expected []" in told[2]
     assert "'z/a' of the tree is complex128[], expected floats" in told[3]
     assert "the tree has 'z', float64[3], and the parameter server nothing of that name" in told[4]
 
@@ -218,3 +219,29 @@ def test_a_closed_replica_sends_nothing(plain: Client) -> None:
     with ParameterServer(plain, dps.tree.parameters(tree()), optimizer=SGD(1.0)) as ps:
         assert results(ps.run(step_when_closed)) == [1.0]
         assert all((array == 1.0).all() for array in ps.pull().values())
+
+
+def test_an_exchange_sends_the_decrease_of_weights_that_may_be_changed_in_place() -> None:
+    like = {"w": np.zeros(2), "none": np.zeros(0)}
+
+    def train(worker: Worker) -> list[list[float]]:
+        found = []
+        with dps.tree.attach(worker, like) as replica:
+            for step in range(3):
+                replica.weights["w"] -= step + 1
+                found.append(replica.exchange(replica.weights)["w"].tolist())
+        return found
+
+    def ahead(worker: Worker) -> None:
+        with dps.tree.attach(worker, like, ahead=1) as replica:
+            replica.exchange(replica.weights)
+
+    with (
+        VirtualCluster() as cluster,
+        ParameterServer(cluster, dps.tree.parameters(like), optimizer=SGD(0.5)) as ps,
+    ):
+        (future,) = ps.run(train, workers=1)
+        assert future.result() == [[-0.5, -0.5], [-1.5, -1.5], [-3.0, -3.0]]
+        (future,) = ps.run(ahead, workers=1)
+        with pytest.raises(ConfigurationError, match="attach with ahead=0 for exchange"):
+            future.result()

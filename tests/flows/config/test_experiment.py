@@ -78,6 +78,24 @@ def test_workers_may_be_as_far_ahead_as_the_consistency_model_allows(
     assert "training.ahead" in complaint(config, "training.ahead=-1")
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["training.local_steps=5"], "training.inner: expected a rule for local steps"),
+        (
+            ["training.inner={kind: adamw}", "training.ahead=1"],
+            "training.ahead: expected 0 with inner",
+        ),
+        (
+            ["training.inner={kind: adamw, staleness_aware: true}"],
+            "training.inner: expected one rule for all elements, without clip",
+        ),
+    ],
+)
+def test_local_steps_need_a_plain_rule(config: Path, settings: list[str], told: str) -> None:
+    assert told in complaint(config, *settings)
+
+
 def test_recovery_by_its_axes(config: Path) -> None:
     trial = only(
         config,
