@@ -31,6 +31,11 @@ class Applied(NamedTuple):
         """The batch after the last one with a bit."""
         return self.below + 8 * len(self.bits)
 
+    @property
+    def batches(self) -> int:
+        """How many batches these are."""
+        return self.below + int.from_bytes(self.bits, "little").bit_count()
+
     def mask(self, begin: int) -> int:
         """Return a bit for each batch from `begin` on, which is `below` at most."""
         past = self.below - begin

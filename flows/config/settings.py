@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 import dps
+from dps.core.leases import LEASE
 from dps.core.placement import Balanced
 from dps.core.rules.rule import by_rows, is_per_array, within
 from dps.protocol.timings import Timings
@@ -64,6 +65,9 @@ class TrainingSection(Section):
     weights that may lack their own last `ahead` updates, which are still on their way. With
     `local_steps` an update takes that number of gradients: a worker takes a step with each by its
     own rule, `inner`, and pushes the decrease of its weights.
+
+    With `epochs` workers have no shares, but lease batches of the first `updates / epochs` of the
+    training data, `lease` at a time, until each was applied once in every epoch.
     """
 
     workers: Many = 2
@@ -76,6 +80,8 @@ class TrainingSection(Section):
     ahead: NonNegativeInt = 0
     local_steps: PositiveInt = 1
     inner: OptimizerSection | None = None
+    epochs: PositiveInt | None = None
+    lease: PositiveInt = LEASE
     stop: Literal["share", "together"] = "share"
 
     @model_validator(mode="after")
@@ -109,6 +115,24 @@ class TrainingSection(Section):
                 key="inner",
             )
         return self
+
+    @model_validator(mode="after")
+    def _can_be_leased(self) -> TrainingSection:
+        if self.epochs is None:
+            return self
+        if self.updates % self.epochs:
+            reason = f"expected a divisor of the {self.updates} updates: as many in each epoch"
+            refuse(reason, key="epochs")
+        others = {"partition": "shared", "stop": "share", "local_steps": 1}
+        for key, needed in others.items():
+            if getattr(self, key) != needed:
+                refuse(f"expected {needed} with epochs", key=key)
+        return self
+
+    @property
+    def epoch_batches(self) -> int | None:
+        """The number of batches that are leased in an epoch; None: workers have shares."""
+        return None if self.epochs is None else self.updates // self.epochs
 
 
 class ChangeSection(Section):

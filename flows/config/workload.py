@@ -171,8 +171,11 @@ def batch_objection(training: TrainingSection, name: str, rows: int) -> str | No
     """Return why batches are too large for this number of rows of a data set; None: they fit."""
     by_class = training.partition == "by_class"
     each = rows // training.workers if by_class else rows
-    if training.batch_size <= each:
+    batches = training.epoch_batches or 1
+    if training.batch_size * batches <= each:
         return None
+    if batches > 1:
+        return f"{name} has {each:,} rows to train on, too few for {batches:,} batches in an epoch"
     return f"{name} has {each:,} rows to train on{' for each worker' * by_class}; {FEWER}"
 
 

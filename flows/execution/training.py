@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from itertools import islice, repeat
 from random import Random
@@ -44,18 +44,23 @@ def warm_up(config: TrialConfig) -> None:
     workload_of(config).gradient(initial(config), data.x_train[first], data.y_train[first])
 
 
-def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> bool:
+def train(
+    config: TrialConfig,
+    shares: Mapping[str, range],
+    worker: Worker,
+    leased: Iterable[Array] | None = None,
+) -> bool:
     """Run one worker's loop, the same for every strategy: gradient, push and pull, report.
 
-    `shares` are the spans of their updates that workers compute; one that is asked to leave does
-    not compute the rest. The compute time that it reports is the gradient and the emulated rest of
-    it; the time until the next gradient is spent waiting for the server, or for others. Up to
-    `training.ahead` updates are on their way meanwhile. With local steps, an update takes several
-    gradients, whose losses are reported as their mean.
+    `shares` are the spans of their updates that workers compute, unless batches are `leased`; one
+    that is asked to leave does not compute the rest. The compute time that it reports is the
+    gradient and the emulated rest of it; the time until the next gradient is spent waiting for the
+    server, or for others. Up to `training.ahead` updates are on their way meanwhile. With local
+    steps, an update takes several gradients, whose losses are reported as their mean.
 
-    Returns whether it has seen that the shards have all updates, where workers stop together. It
-    sees that in the weights that it was given last, so it computes at most one update more than is
-    needed, and as many as it may be ahead.
+    Returns whether it has seen that the shards have all updates, where batches are leased or
+    workers stop together. These see it in the weights that they were given last, so they compute at
+    most one update more than is needed, and as many as they may be ahead.
     """
     workload, training = workload_of(config), config.training
     data = _data(config.dataset, "train")
@@ -68,26 +73,32 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> b
     goal = training.updates if config.stops_together else math.inf
     local = _LocalSteps(training, worker.frozen, share.start * training.local_steps)
 
-    def gradient(weights: Weights) -> tuple[float, Weights]:
+    def updates() -> Iterator[Iterable[Array]]:
+        if leased is not None:
+            yield from ([batch] for batch in leased)
+        else:
+            yield from (islice(order, training.local_steps) for _ in share)
+
+    def gradient(weights: Weights, batch: Array) -> tuple[float, Weights]:
         began = worker.now()
-        batch = rows[next(order)]
+        batch = rows[batch]
         found = workload.gradient(dict(weights), data.x_train[batch], data.y_train[batch])
         spent = worker.now() - began
         worker.sleep(max(0.0, next(times) - spent))
         return found
 
     with Pipeline(worker, training.ahead) as pipeline:
-        for _ in share:
+        for chosen in updates():
             if worker.read_point is not None and worker.read_point.updates >= goal:
                 return True
             if worker.leaving:
                 return False
             began = worker.now()
-            loss, change = local.change(pipeline.weights, gradient)
+            loss, change = local.change(pipeline.weights, chosen, gradient)
             computed = worker.now() - began
             pipeline.push_pull(change)
             worker.report(loss=loss, compute_seconds=computed)
-    return False
+    return leased is not None and not worker.leaving
 
 
 class _LocalSteps:
@@ -97,7 +108,6 @@ class _LocalSteps:
     """
 
     def __init__(self, training: TrainingSection, frozen: Collection[str], before: int) -> None:
-        self._steps = training.local_steps
         self._frozen = frozen
         self._before = before
         self._rule = training.inner.build() if training.inner is not None else None
@@ -105,14 +115,18 @@ class _LocalSteps:
         self._taken = 0
 
     def change(
-        self, weights: Weights, gradient: Callable[[Weights], tuple[float, Weights]]
+        self,
+        weights: Weights,
+        batches: Iterable[Array],
+        gradient: Callable[[Weights, Array], tuple[float, Weights]],
     ) -> tuple[float, Weights]:
         """Return a loss, and a gradient; or a mean loss, and the decrease of the weights."""
         if self._rule is None:
-            return gradient(weights)
+            (batch,) = batches
+            return gradient(weights, batch)
         losses, now = [], weights
-        for _ in range(self._steps):
-            loss, gradients = gradient(now)
+        for batch in batches:
+            loss, gradients = gradient(now, batch)
             losses.append(loss)
             scale = factor_at(self._rule, self._before + self._taken)
             self._taken += 1

@@ -252,7 +252,7 @@ def _train(
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = (
                 ElasticWorkerPool(client, ps, config, record)
-                if config.elastic
+                if config.elastic or config.training.epochs
                 else WorkerPool(client, ps, config)
             )
             faults = _faults(ps, config) if plan is None else plan
@@ -365,7 +365,8 @@ def _audit(ps: ParameterServer, platform: Platform, record: _Recorder) -> None:
         platform.sleep(ps.group.timings.retry)
     for view, reply in answers:
         if reply is not None:
-            state = reply.node, reply.version, reply.applied, reply.duplicates
+            batches = sum(applied.batches for applied in reply.batches.values())
+            state = reply.node, reply.version, reply.applied, reply.duplicates, batches
             record(Audited(now, view.shard, view.epoch, *state))
 
 

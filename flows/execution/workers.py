@@ -9,10 +9,11 @@ Workers that stop together have no shares: each goes through its own order of ba
 that the shards have all updates of the trial. Then the others are asked to leave, so that nobody is
 left computing alone, whatever is lost after that.
 
-Where servers and workers are added and removed, nobody has a share either: the workers of the
+Where servers and workers are added and removed, there are no shares either: the workers of the
 moment compute until the shards have enough gradients, and then all are asked to leave, which takes
 a moment, so there may be a few more. A worker that leaves with its node is replaced as soon as
-there is a node for it.
+there is a node for it. The same is done where batches are leased. Then a worker that is lost is
+replaced, too, and there are never more gradients.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from distributed import Client, Future, KilledWorker
 
@@ -218,7 +220,7 @@ def _saw_the_end(future: Future) -> bool:
 
 
 class ElasticWorkerPool(_Pool):
-    """The workers of one trial in which servers and workers are added and removed."""
+    """The workers of one trial in which workers come and go, or lease their batches."""
 
     def __init__(
         self, client: Client, ps: ParameterServer, config: TrialConfig, emit: Sink
@@ -226,6 +228,16 @@ class ElasticWorkerPool(_Pool):
         super().__init__(client, ps, config)
         endless: defaultdict[str, range] = defaultdict(partial(range, self._training.updates))
         self._loop = partial(self._train, endless)
+        training = self._training
+        self._leased: dict[str, Any] = {}
+        if training.epoch_batches is not None:
+            self._leased = {
+                "data": training.epoch_batches * training.batch_size,
+                "batch_size": training.batch_size,
+                "epochs": training.epochs,
+                "shuffle": config.seed,
+                "lease": training.lease,
+            }
         self._left = list(config.elastic)
         self._emit = emit
         self._progress = Progress(ps.audit, self._platform)
@@ -291,7 +303,11 @@ class ElasticWorkerPool(_Pool):
             self._hire()
 
     def _hire(self) -> None:
-        self._running[f"worker-{self._hired}"] = self._ps.add_worker(self._loop)
+        if self._leased and not self._hired:
+            (future,) = self._ps.run(self._loop, workers=1, **self._leased)
+        else:
+            future = self._ps.add_worker(self._loop)
+        self._running[f"worker-{self._hired}"] = future
         self._hired += 1
 
     def _gone(self, seconds: float) -> bool:
@@ -308,7 +324,8 @@ class ElasticWorkerPool(_Pool):
                 error = future.exception() if future.status == "error" else None
                 if error is not None and not isinstance(error, KilledWorker):
                     return f"{type(error).__name__}: {error}"
-                self._owed += error is None and crew is self._running
+                if crew is self._running:
+                    self._owed += not future.result() if error is None else bool(self._leased)
         there = self._running or self._going or self._owed
         if not there and self._progress.updates < self._training.updates:
             return "no worker is left"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Literal
@@ -14,7 +14,7 @@ from flows.metrics.faults import FaultTimes
 from flows.metrics.ledger import Row
 from flows.metrics.metric import Better, Metric, Section, Unit
 from flows.metrics.trial import Trial
-from flows.records.events import LoadMeasured, TrainingStarted
+from flows.records.events import Audited, LoadMeasured, TrainingStarted
 from flows.records.record import Record
 
 # When a gradient was applied, seen from a fault.
@@ -67,6 +67,70 @@ UPDATES += [
     )
     for name, text in _COUNTS.items()
 ]
+
+
+# -- examples --------------------------------------------------------------------------------
+
+_EXAMPLES: dict[str, tuple[Better, str]] = {
+    "applied": ("higher", "Examples in the final state; of the shard that has fewest."),
+    "lost": ("lower", "Examples that are not in the final state; of the shard that lacks most."),
+    "repeated": (
+        "lower",
+        "Examples that are in the final state once more than wanted; of the shard that has most.",
+    ),
+}
+
+
+def _examples(trial: Trial) -> dict[str, int]:
+    """Count examples by what became of them; nothing where workers have neither shares nor leases.
+
+    An example counts once for each epoch.
+    """
+    config = trial.record.config
+    training = config.get("training", {})
+    audits = {audit.shard: audit for audit in trial.record.of(Audited)}.values()
+    leased = training.get("epochs") is not None
+    shared = training.get("stop") == "share" and not config.get("elastic")
+    if len(audits) < config["server"]["shards"] or not (leased or shared):
+        return {}
+    whole, each = training["updates"], training["batch_size"] * training["local_steps"]
+    # With equal shares, each update of a worker has a batch of its own.
+    there = [audit.batches if leased else min(audit.version, whole) for audit in audits]
+    more = [audit.version - batches for audit, batches in zip(audits, there, strict=True)]
+    return {
+        "applied": each * min(there),
+        "lost": each * (whole - min(there)),
+        "repeated": each * max(more),
+    }
+
+
+def _count_of(name: str) -> Callable[[Trial], int | None]:
+    return lambda trial: _examples(trial).get(name)
+
+
+UPDATES += [
+    Metric(
+        f"examples_{name}",
+        f"examples {name}",
+        "count",
+        better,
+        f"{text} An example counts once for each epoch. Empty where the workers of a moment have "
+        "neither shares nor leases.",
+        _count_of(name),
+        whole=False,
+    )
+    for name, (better, text) in _EXAMPLES.items()
+]
+
+
+@UPDATES.metric("epochs", "", "higher", whole=False)
+def epochs(trial: Trial) -> float | None:
+    """Passes over leased data that are in the final state; of the shard that has fewest."""
+    training = trial.record.config.get("training", {})
+    applied = _examples(trial).get("applied")
+    if applied is None or training["epochs"] is None:
+        return None
+    return float(training["epochs"] * applied / (training["updates"] * training["batch_size"]))
 
 
 # -- staleness -------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ class Audited(OfReplica):
     """A shard's final state, read after the last update.
 
     `applied` counts the updates of each worker in this state, and `duplicates` the refused
-    duplicates of this replica. `version` must equal the sum of `applied`.
+    duplicates of this replica. `version` must equal the sum of `applied`. `batches` counts the
+    different batches of leased data.
     """
 
     version: int
     applied: dict[str, int]
     duplicates: int
+    batches: int = 0
 
 
 class TrialStarted(Event):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -123,7 +124,9 @@ class Batches:
             if reply.ended:
                 return False
             if reply.lease is None:
-                wait(self._requests.under_way())
+                for sent in self._requests.under_way():
+                    with suppress(CancelledError):
+                        sent.exception()  # waits, also on virtual time
                 self._requests.begin(self._client.idle()).result()
         return False
 
