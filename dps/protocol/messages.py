@@ -202,14 +202,15 @@ class ExitWorker(Message):
 class TakeLease(Message):
     """Get batches to compute for a `run` of workers over the same data. Reply: Leased.
 
-    `held` are the worker's earlier leases with updates that have not ended: others that it was sent
-    have, or did not reach it. With `waits`, the reply waits for batches that others may return.
+    `last` is the highest number of a lease that has reached the worker, and `held` are those of
+    which updates have not ended. With `waits`, the reply waits for batches that others may return.
     """
 
     worker: str
     incarnation: int
     run: str
     division: Division
+    last: int
     held: tuple[int, ...]
     waits: bool
 

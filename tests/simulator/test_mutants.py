@@ -33,6 +33,7 @@ KNOWN = {
     "first store used for ever": "stateless, BSP:5:wide",
     "place kept for a worker that has left": "stateless, two stores, SSP(1):20261271000021:wide",
     "lease given out while it is held": "leased, none:4",
+    "leases returned by a late request": "leased, chain(2), aggregated:20261292000021:wide",
     "lease counted from the reply": "checkpoint, all, filters:15:wide:watched",
     "lease not checked again": "stateless, BSP:8",
     "given up without proof": "chain(2), busy:14",

@@ -342,7 +342,9 @@ class Tally:
     def begins(self, worker: str, incarnation: int, cell: int) -> None:
         """A worker begins to compute a cell, which no other one does that takes part."""
         other = self.computing.get(cell)
+        # One that was given up may not know it yet.
         held = other is not None and other[0] != worker and self.has_part(*other)
+        held = held and self.has_part(worker, incarnation)
         require(not held, "held twice", f"{worker} computes {cell}, and so does {other}")
         self.computing[cell] = worker, incarnation
 
@@ -430,7 +432,7 @@ class CountingWorker:
         self._case = case
         # Cells that are pushed only when the faults are over.
         self._last = set(sorted(case.leased)[-case.workers :])
-        self._repeated: list[set[int]] = [set() for _ in world.group.layout.shards]
+        self._refused: list[set[int]] = [set() for _ in world.group.layout.shards]
         self._limit = world.group.timings.unavailable
         self._versions: dict[int, int] = {}
         self._readings: list[_Reading] = []
@@ -483,9 +485,9 @@ class CountingWorker:
         await self.client.close()
 
     async def _train_on_leases(self, random: Random, think: float, over: asyncio.Event) -> None:
-        client, division = self.client, self._case.division
+        client, division, last = self.client, self._case.division, 0
         while not client.leaving:
-            leased = await self._in_time(client.take_lease("run", division, ()))
+            leased = await self._in_time(client.take_lease("run", division, last, ()))
             self._note_entered()
             if leased.ended:
                 return
@@ -494,6 +496,7 @@ class CountingWorker:
                 self._note_entered()
                 continue
             lease, taken_as = leased.lease, client.incarnation
+            last = lease.number
             for batch in leased.batches():
                 await asyncio.sleep(random.uniform(0, think))
                 cell = lease.epoch * division.examples + int(
@@ -703,8 +706,11 @@ class CountingWorker:
     def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         cells, tally = self._cells_in(shard, update), self._tally
         if outcome == "repeated":
-            self._repeated[shard] |= cells
+            self._refused[shard] |= cells
             tally.seen[shard] |= cells
+            return
+        if outcome == "dropped" and self._case.leases:  # another worker computes it
+            self._refused[shard] |= cells
             return
         self._told[shard] |= cells
         if outcome == "dropped" and (shard, update) in self._remainders:  # it has to come again
@@ -741,7 +747,7 @@ class CountingWorker:
     def _check_all_sent(self) -> None:
         """Who leaves in order has sent all that was withheld."""
         for shard, told in enumerate(self._told):
-            left = self._pushed - told - self._repeated[shard]
+            left = self._pushed - told - self._refused[shard]
             text = f"{self.name} left, but never sent {sorted(left)} to shard {shard}"
             require(not left, "withheld", text)
 

@@ -100,6 +100,7 @@ class Batches:
         self._data = data
         self._client = client
         self._requests = requests
+        self._last = 0  # the number of the last lease
         self._left: deque[_Leased] = deque()  # leased, and not begun
         # Leases, and once all their batches were begun, the requests under way then.
         self._held: dict[int, list[Future[Any]]] = {}
@@ -176,11 +177,12 @@ class Batches:
             requests = self._held.pop(number) or self._requests.under_way()
             if unfinished := [each for each in requests if not each.done()]:
                 self._held[number] = unfinished
-        request = self._client.take_lease(self._run, self.division, [*self._held], waits)
+        held = [*self._held]
+        request = self._client.take_lease(self._run, self.division, self._last, held, waits)
         reply: Leased = self._requests.begin(request).result()
         if reply.lease is not None:
             number, epoch = reply.lease.number, reply.lease.epoch
             batches, incarnation = reply.batches(), self._client.incarnation
-            self._held[number] = []
+            self._last, self._held[number] = number, []
             self._left.extend(_Leased(number, epoch, each, incarnation) for each in batches)
         return reply

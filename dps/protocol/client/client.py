@@ -474,18 +474,18 @@ class Client:
     # -- leased data ------------------------------------------------------------------------------
 
     async def take_lease(
-        self, run: str, division: Division, held: Sequence[int], waits: bool = True
+        self, run: str, division: Division, last: int, held: Sequence[int], waits: bool = True
     ) -> msg.Leased:
         """Take batches to compute; `waits`: wait some time for those that others may return.
 
-        Some pushes of the leases `held` have not ended.
+        `last` is the number of the last lease. Some pushes of the leases `held` have not ended.
         """
         waits &= not self._is_gated  # otherwise others wait for this worker
         while True:
             self.may_go_on()
             async with self._turn:
                 reader = await self._present()
-            request = msg.TakeLease(*reader[:2], run, division, tuple(held), waits)
+            request = msg.TakeLease(*reader[:2], run, division, last, tuple(held), waits)
             reply: msg.Leased = await self.router.ask(request)
             if not reply.given_up:
                 return reply

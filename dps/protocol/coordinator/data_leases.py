@@ -69,13 +69,20 @@ class _Pass:
         self._refill()
         return lease
 
-    def keep(self, holder: Holder, numbers: Collection[int]) -> bool:
-        """Note that a worker has only these leases left; return whether it had more."""
+    def keep(self, holder: Holder, numbers: Collection[int], last: int) -> bool:
+        """Note that a worker has only these leases left up to the last; return if it had more."""
         before = self.held.pop(holder, {})
-        left = {number: each for number, each in before.items() if number in numbers}
+        left = {
+            number: each for number, each in before.items() if number in numbers or number > last
+        }
         if left:
             self.held[holder] = left
         return len(left) < len(before)
+
+    def not_received(self, holder: Holder, last: int) -> Lease | None:
+        """The lease of a worker after the last one that has reached it."""
+        leases = self.held.get(holder, {}).values()
+        return next((lease for lease in leases if lease.number > last), None)
 
     def under_way(self) -> Runs:
         """Return the batches that are to be given out, or were given to a worker."""
@@ -142,7 +149,7 @@ class DataLeases:
         each = self._passes.get(m.run)
         if each is None:
             each = self._passes[m.run] = _Pass(m.division, self._coordinator.workers.stops)
-        if each.keep((m.worker, m.incarnation), m.held):
+        if each.keep((m.worker, m.incarnation), m.held, m.last):
             self.notify()
         workers = self._coordinator.workers
         stops = workers.stops
@@ -165,7 +172,9 @@ class DataLeases:
         # No await from here on: the lease of a worker that had left before would not be taken back.
         if self._coordinator.workers.active.get(m.worker) != m.incarnation:
             return msg.Leased(given_up=True)
-        lease = each.next_for((m.worker, m.incarnation))
+        holder = m.worker, m.incarnation
+        # The request may be a copy of one that was answered: then the reply is the same.
+        lease = each.not_received(holder, m.last) or each.next_for(holder)
         if lease is not None:
             return msg.Leased(each.name, lease)
         return msg.Leased(each.name, ended=True) if each.is_given_out else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -134,6 +135,11 @@ async def _(right, self, parts, pull=False, computed_on=None, batch=None):
     if batch is not None:
         await right(self, Parts({}, {}), False, None, batch)
     return await right(self, parts, pull, computed_on)
+
+
+@instead_of(_Pass, "keep", "leases returned by a late request", "leases")
+def _(right, self, holder, numbers, last):
+    return right(self, holder, numbers, sys.maxsize)
 
 
 @instead_of(Leased, "batches", "batches without their epoch", "leases")
