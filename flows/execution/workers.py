@@ -12,8 +12,8 @@ left computing alone, whatever is lost after that.
 Where servers and workers are added and removed, there are no shares either: the workers of the
 moment compute until the shards have enough gradients, and then all are asked to leave, which takes
 a moment, so there may be a few more. A worker that leaves with its node is replaced as soon as
-there is a node for it. The same is done where batches are leased. Then a worker that is lost is
-replaced, too, and there are never more gradients.
+there is a node for it. The same is done where batches are leased; then a worker that is lost is
+replaced, too, and all end by themselves when each batch is applied.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _saw_the_end(future: Future) -> bool:
 
 
 class ElasticWorkerPool(_Pool):
-    """The workers of one trial in which workers come and go, or lease their batches."""
+    """The workers of one trial in which workers join and leave, or lease their batches."""
 
     def __init__(
         self, client: Client, ps: ParameterServer, config: TrialConfig, emit: Sink
@@ -325,8 +325,17 @@ class ElasticWorkerPool(_Pool):
                 if error is not None and not isinstance(error, KilledWorker):
                     return f"{type(error).__name__}: {error}"
                 if crew is self._running:
-                    self._owed += not future.result() if error is None else bool(self._leased)
+                    self._owed += self._is_replaced(future)
         there = self._running or self._going or self._owed
-        if not there and self._progress.updates < self._training.updates:
+        if there or self._progress.look() >= self._training.updates:
+            return None
+        if not self._leased:
             return "no worker is left"
+        self._owed = 1  # a shard was restored after the last batch
         return None
+
+    def _is_replaced(self, future: Future) -> bool:
+        """Whether another worker is to take the place of one that has ended."""
+        if future.status == "error":
+            return bool(self._leased)
+        return not (self._leased and _saw_the_end(future))

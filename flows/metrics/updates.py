@@ -74,33 +74,22 @@ UPDATES += [
 _EXAMPLES: dict[str, tuple[Better, str]] = {
     "applied": ("higher", "Examples in the final state; of the shard that has fewest."),
     "lost": ("lower", "Examples that are not in the final state; of the shard that lacks most."),
-    "repeated": (
-        "lower",
-        "Examples that are in the final state once more than wanted; of the shard that has most.",
-    ),
+    "repeated": ("lower", "Examples that were applied again; of the shard with most of them."),
 }
 
 
 def _examples(trial: Trial) -> dict[str, int]:
-    """Count examples by what became of them; nothing where workers have neither shares nor leases.
-
-    An example counts once for each epoch.
-    """
-    config = trial.record.config
-    training = config.get("training", {})
+    """Count the examples of leased data; nothing for other trials, or if a shard did not answer."""
+    training = trial.record.config.get("training", {})
     audits = {audit.shard: audit for audit in trial.record.of(Audited)}.values()
-    leased = training.get("epochs") is not None
-    shared = training.get("stop") == "share" and not config.get("elastic")
-    if len(audits) < config["server"]["shards"] or not (leased or shared):
+    started = trial.record.of(TrainingStarted)
+    if training.get("epochs") is None or not started or len(audits) < started[0].shards:
         return {}
-    whole, each = training["updates"], training["batch_size"] * training["local_steps"]
-    # With equal shares, each update of a worker has a batch of its own.
-    there = [audit.batches if leased else min(audit.version, whole) for audit in audits]
-    more = [audit.version - batches for audit, batches in zip(audits, there, strict=True)]
+    size, applied = training["batch_size"], min(audit.batches for audit in audits)
     return {
-        "applied": each * min(there),
-        "lost": each * (whole - min(there)),
-        "repeated": each * max(more),
+        "applied": size * applied,
+        "lost": size * (training["updates"] - applied),
+        "repeated": size * max(audit.version - audit.batches for audit in audits),
     }
 
 
@@ -114,8 +103,8 @@ UPDATES += [
         f"examples {name}",
         "count",
         better,
-        f"{text} An example counts once for each epoch. Empty where the workers of a moment have "
-        "neither shares nor leases.",
+        f"{text} An example counts once for each epoch. Empty without leases (`training.epochs`), "
+        "or if a shard was down at the end.",
         _count_of(name),
         whole=False,
     )
@@ -126,9 +115,8 @@ UPDATES += [
 @UPDATES.metric("epochs", "", "higher", whole=False)
 def epochs(trial: Trial) -> float | None:
     """Passes over leased data that are in the final state; of the shard that has fewest."""
-    training = trial.record.config.get("training", {})
-    applied = _examples(trial).get("applied")
-    if applied is None or training["epochs"] is None:
+    training, applied = trial.record.config.get("training", {}), _examples(trial).get("applied")
+    if applied is None:
         return None
     return float(training["epochs"] * applied / (training["updates"] * training["batch_size"]))
 

@@ -232,9 +232,11 @@ class ShardHosts:
             ) from None
 
     async def _reported(self, event: tuple[float, Any]) -> None:
-        """Receive the report of a node that has to leave, or has left."""
+        """Receive the report of a node that has to leave, has left or was lost."""
         address, report = str(event[1]["address"]), str(event[1]["what"])
-        if report == "left":
+        if report == "lost":
+            self.nodes = [n for n in self.nodes if n.address != address or n.role != "worker"]
+        elif report == "left":
             for node in self._departing.pop(address, []):
                 self._emit(NodeLeft(self._clock.now(), node.name))
         elif address not in self._departing:

@@ -89,7 +89,9 @@ class CoordinatorPlugin(SchedulerPlugin):
         scheduler.log_event(topic("nodes", self._group.name), worker)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Report a lost node to the coordinator."""
+        """Report a lost node to the coordinator and to the driver."""
+        report = {"address": worker, "what": "lost"}
+        scheduler.log_event(topic("leaving", self._group.name), report)
         self._coordinator.tasks.start(self._coordinator.lose(worker, "scheduler"))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:

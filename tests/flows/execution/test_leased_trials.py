@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dps.events import WorkerJoined
 from flows.records.events import Audited
 from tests.support.virtual_trials import virtual_trial
 
@@ -63,16 +64,37 @@ def test_what_a_restored_shard_lacks_is_computed_again(tmp_path: Path) -> None:
     assert (row["examples_lost"], row["examples_repeated"]) == (0, 0)
 
 
-def test_examples_of_equal_shares_are_counted(tmp_path: Path) -> None:
-    shares = {"workers": 2, "updates": 90, "batch_size": BATCH}
+def test_examples_are_counted_on_leased_data_alone(tmp_path: Path) -> None:
+    done = virtual_trial(tmp_path / "trial", training={"workers": 2, "updates": 20})
+    row = done.outcome.row()
+    assert {row[key] for key in ("examples_applied", "examples_lost", "epochs")} == {None}
+
+
+def test_a_lost_worker_is_replaced_on_a_node_that_joins(tmp_path: Path) -> None:
+    done = virtual_trial(tmp_path / "trial", training=LEASED, faults=[{**KILL, "back_after": 0.2}])
+    assert done.outcome.status == "valid", done.outcome.reason
+    *_, last = done.record.of(WorkerJoined)
+    assert (last.worker, last.node) == ("worker-3", "worker-1-b")
+    assert {worker for audited in done.record.of(Audited) for worker in audited.applied} == {
+        *(f"worker-{number}" for number in range(4))
+    }
+
+
+def test_all_workers_may_be_lost_at_once(tmp_path: Path) -> None:
+    kills = [{**KILL, "target": f"worker-{number}"} for number in range(3)]
+    done = virtual_trial(tmp_path / "trial", training=LEASED, faults=kills)
+    assert done.outcome.status == "valid", done.outcome.reason
+    assert done.outcome.row()["examples_applied"] == EPOCHS * BATCHES * BATCH
+
+
+@pytest.mark.parametrize("updates", [130, 150, 158])
+def test_a_server_may_be_lost_near_the_end(tmp_path: Path, updates: int) -> None:
     done = virtual_trial(
         tmp_path / "trial",
-        training=shares,
+        training=LEASED,
         recovery={"preset": "checkpoint", "durability": {"every": 20}},
-        faults=[{**KILL, "target": "server-0", "at_updates": 50}],
+        faults=[{**KILL, "target": "server-0", "at_updates": updates, "back_after": 8.0}],
     )
+    assert done.outcome.status == "valid", done.outcome.reason
     row = done.outcome.row()
-    assert row["examples_applied"] + row["examples_lost"] == 90 * BATCH
-    assert row["examples_lost"] > 0
-    assert row["examples_repeated"] == 0
-    assert row["epochs"] is None
+    assert (row["examples_lost"], row["examples_repeated"]) == (0, 0)
