@@ -136,7 +136,7 @@ class Batches:
         if self._open is not None:
             raise ConfigurationError(
                 f"batch {self._open.number} of epoch {self.epoch} was not pushed: each batch needs "
-                "exactly one push before the next one"
+                "exactly one push before the next one; with local steps, call exchange() after it"
             )
         if not self._left or self._requests.leaving():
             return None
