@@ -707,9 +707,9 @@ class Auditor:
         if restorations and (last := max(restorations)) not in self._served(event.shard):
             del restorations[last]
         if event.epoch > last:  # else somebody does late what is not wanted any more
-            acked = set(self._tally.acked[event.shard])
-            if not self._case.leases:  # others push again what was lost with the group
-                acked -= self._ended_without[event.shard]
+            acked = self._tally.acked[event.shard] - self._ended_without[event.shard]
+            if self._case.leases:  # what is lost before its ack arrives may be pushed again
+                acked = set(self._tally.attempted)
             restorations[event.epoch] = _Restoration(based_on, acked, there)
 
     def _check_counts(self, what: str, shard: int, state: ShardState) -> np.ndarray:
