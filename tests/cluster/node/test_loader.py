@@ -60,7 +60,6 @@ def test_each_example_is_used_once_in_each_epoch(
     with ParameterServer(with_roles, {"w": np.zeros(EXAMPLES)}, optimizer=SGD(1.0)) as ps:
         done = results(ps.run(partial(count, choices), workers=2, **OF_RUN))
         assert sum(done) == 13 * EPOCHS
-        assert min(done) > 0
         assert ps.pull()["w"].tolist() == [EPOCHS] * EXAMPLES
         assert [*audited(ps)[0].batches.values()] == [Applied(13)] * EPOCHS
 
