@@ -55,12 +55,12 @@ def train(
     `shares` are the spans of their updates that workers compute, unless batches are `leased`; one
     that is asked to leave does not compute the rest. The compute time that it reports is the
     gradient and the emulated rest of it; the time until the next gradient is spent waiting for the
-    server, or for others. Up to `training.ahead` updates are on their way meanwhile. With local
-    steps, an update takes several gradients, whose losses are reported as their mean.
+    server, or for others. Up to `training.ahead` updates are under way. With local steps, an update
+    takes several gradients, and the mean of their losses is reported.
 
     Returns whether it has seen that the shards have all updates, where batches are leased or
-    workers stop together. These see it in the weights that they were given last, so they compute at
-    most one update more than is needed, and as many as they may be ahead.
+    workers stop together. The latter see it in their last weights, so each computes at most
+    1 + `training.ahead` updates too many.
     """
     workload, training = workload_of(config), config.training
     data = _data(config.dataset, "train")
@@ -102,7 +102,7 @@ def train(
 
 
 class _LocalSteps:
-    """What a worker makes of gradients before it pushes, by its own rule if it has one.
+    """Turns gradients into an update, by the worker's own rule if it has one.
 
     `before` is how many gradients of its share were computed by others.
     """

@@ -35,7 +35,7 @@ from tests.soak.pool import Pool
 
 BATCH = 64
 WORKERS = 3
-THINK = 0.15  # seconds that a worker waits after each batch, so that nodes can be replaced
+THINK = 0.15  # seconds of computing that a worker emulates, so that training outlasts the kills
 SECONDS = 60.0  # until something that happens for sure counts as not happening
 MODEL = SoftmaxRegression(SHAPE)
 COUNT = "count"
@@ -117,7 +117,7 @@ class Run:
         self._kill(self._random.choice(nodes))
 
     def _complete(self) -> list[str]:
-        """Return the nodes of the workers once all are there; start what is missing."""
+        """Return the nodes of all workers; while one is missing, start it and return nothing."""
         if len(nodes := self._joined()) == WORKERS:
             return nodes
         with suppress(CapacityError):  # a new node has not joined yet, or a worker has not

@@ -220,8 +220,8 @@ class Accumulated(Wrapper):
 
     With as many `updates` as workers under `BSP` that is the mean of a round; under `ASP` gradients
     are buffered, as by FedBuff (Nguyen et al., AISTATS 2022), but with equal weights. The step has
-    the learning rate of its last gradient. The last gradients of a training wait for others in
-    vain, if they are fewer.
+    the learning rate of its last gradient. Fewer gradients than that at the end of a training are
+    never applied.
 
     The shard counts its steps, so each gradient has to be of all arrays, and sparse tables are
     refused. Gradients that are summed before (`Chain(aggregate=…)`, and after an outage) count as

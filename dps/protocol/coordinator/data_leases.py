@@ -1,8 +1,9 @@
 """The leases of data: which worker computes which batches, and which are left to compute.
 
-The record of what was applied is in the shards (`dps.core.leases`), which refuse a batch that they
-have. A lease saves two workers from computing the same. After the loss of a worker, or of a part of
-a shard's state, the coordinator asks all shards, and gives out again what one of them lacks.
+Each shard records the batches that it has applied, and refuses a second update of one
+(`dps.core.leases`). A lease keeps two workers from computing the same batch. After the loss of a
+worker, or of updates of a shard, the coordinator asks all shards, and gives out again the batches
+that one of them lacks.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class _Pass:
         return [*self._todo, *((each.epoch, range(each.begin, each.end)) for each in leases)]
 
     def fill(self, record: BatchRecord, before: Runs) -> None:
-        """Give out again what the record lacks, without what was under way `before`, or is now."""
+        """Give out again the batches that the record lacks, but those under way `before` or now."""
         taken = [*before, *self.under_way()]
         for epoch in range(self._epoch):
             own = [batches for of, batches in taken if of == epoch]

@@ -296,7 +296,7 @@ def test_arguments_are_checked(choices: dict[str, Any], message: str) -> None:
 
 
 def reached(ps: ParameterServer, futures: Sequence[Any], updates: int) -> bool:
-    """Whether all shards have so many updates, while at least one worker is left."""
+    """Whether each shard has this number of updates; fails if no worker is left."""
     errors = [future.exception() for future in futures if future.status == "error"]
     assert len(errors) < len(futures), errors
     return min(versions(ps)) >= updates

@@ -578,7 +578,7 @@ class Auditor:
         if self._parts:
             self._note_in_part(event.shard, state, values, there)
         self._check_loss(what, event.shard, there, bound)
-        # What was lost may come back in the copies of workers, or as it is leased again.
+        # Lost updates may return in the copies of workers, or in batches that are leased again.
         if self._forgets or self._case.leases:
             self._note_restoration(event, based_on, there)
         shard.members = {process.address: process}
@@ -708,7 +708,7 @@ class Auditor:
             del restorations[last]
         if event.epoch > last:  # else somebody does late what is not wanted any more
             acked = self._tally.acked[event.shard] - self._ended_without[event.shard]
-            if self._case.leases:  # what is lost before its ack arrives may be pushed again
+            if self._case.leases:  # updates lost before their acks arrive may be pushed again
                 acked = set(self._tally.attempted)
             restorations[event.epoch] = _Restoration(based_on, acked, there)
 
@@ -796,7 +796,7 @@ class Auditor:
         restorations = self._shards[shard].restorations
         history = [*(each.acked - each.there for each in restorations.values()), gone]
         ever = set[int]().union(*history)
-        if self._case.leases:  # what was lost may be pushed again, by any worker, and lost again
+        if self._case.leases:  # any worker may push a lost batch again, and it may be lost again
             ever, often = gone, sum(map(len, history))
         else:
             often = sum(len(after - before) for before, after in pairwise([set(), *history]))
