@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -261,7 +261,7 @@ class ParameterServer:
     def run(
         self,
         train: Callable[..., Any],
-        workers: int = 1,
+        workers: int | Literal["all"] = 1,
         data: Any = None,
         *,
         batch_size: int | None = None,
@@ -278,7 +278,9 @@ class ParameterServer:
             `functools.partial`, as for `Client.submit`. With `data` it is called with the worker
             and the list of its partitions. Its return value is the future's result.
         workers
-            Number of workers. Each occupies a thread of a node until its function returns.
+            Number of workers. Each occupies a thread of a node until its function returns. With
+            `batch_size` also "all": workers on all threads, also of nodes that join later, until
+            every shard has applied every batch. Then `run` returns the workers that have finished.
         data
             A Dask array (in chunks of whole rows), DataFrame or bag, a list of futures such as
             `Client.scatter` returns, or a tuple of these. Workers get equal numbers of partitions,
@@ -305,19 +307,27 @@ class ParameterServer:
         CapacityError
             Too few threads of the nodes for workers are free.
         ConfigurationError
-            `train` is not such a function, or cannot be sent to a node; or `data` cannot be shared.
+            `train` is not such a function, or cannot be sent to a node; or `data` cannot be shared;
+            or workers="all" without `batch_size`, or with an asynchronous client.
         """
         self._require_open()
-        division = None
+        division, training = None, self._driver.training
         if batch_size is not None:
             division = Division(examples_of(data), batch_size, lease, epochs, shuffle)
         elif (epochs, shuffle, lease) != (1, None, LEASE):
             raise ConfigurationError(
                 "epochs, shuffle and lease need batch_size, for data that is leased"
             )
-        futures = self._driver.training.run(train, workers, data, division)
+        if workers != "all":
+            futures = training.run(train, workers, data, division)
+            self._driver.note_updates()
+            return futures
+        if division is None or self._client.asynchronous:
+            raise ConfigurationError(
+                'workers="all" needs data and batch_size, and a client that is not asynchronous'
+            )
         self._driver.note_updates()
-        return futures
+        return training.run_on_all(train, data, division, self.audit)
 
     def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
         """Restart a worker that was lost with its node; return its Dask future.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from distributed import KilledWorker
 
 from dps.cluster.driver.news import IncidentWatch
 from dps.cluster.driver.runs import (
@@ -25,9 +28,9 @@ from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
 from dps.core.arguments import check_function
 from dps.core.functions import most
-from dps.core.leases import Division
+from dps.core.leases import Division, in_all
 from dps.core.ranges import brief, shown, whole_argument
-from dps.errors import ConfigurationError
+from dps.errors import CapacityError, ConfigurationError
 from dps.observe.history import EVALUATOR, History
 from dps.observe.views import (
     Listing,
@@ -137,6 +140,33 @@ class Training:
             addresses = [node.address for node in nodes]
             shares = [Share(own) for own in shares_of(self._client, data, workers, addresses)]
         return self._start(train, shares)
+
+    def run_on_all(
+        self,
+        train: Callable[..., Any],
+        data: Any,
+        division: Division,
+        audit: Callable[[], list[Description | None]],
+    ) -> list[Any]:
+        """Run workers on all threads for workers until every batch is applied."""
+        platform, before = platform_of(self._client), _passes(division, audit())
+        futures = self.run(train, 1, data, division)
+        while _passes(division, audit()) <= before:
+            with suppress(CapacityError):  # no thread is free
+                while True:
+                    futures.append(self.add(train))
+            if running := [future for future in futures if not future.done()]:
+                platform.wait(self._client, running, LOOK_SECONDS)
+            else:
+                platform.sleep(LOOK_SECONDS)  # until a node joins
+            for future in futures:
+                if future.status == "error" and not isinstance(future.exception(), KilledWorker):
+                    future.result()
+        # A lost worker that Dask starts again finds no batch. Without any node it never starts.
+        platform.wait(self._client, futures, self._group.timings.unavailable, every=True)
+        if waiting := [future for future in futures if not future.done()]:
+            self._client.cancel(waiting)
+        return [future for future in futures if future.status == "finished"]
 
     def add(self, train: Callable[..., Any]) -> Any:
         """Start one more worker: see `ParameterServer.add_worker`."""
@@ -336,6 +366,13 @@ class Training:
 
     def _updates(self) -> dict[str, int]:
         return most(known.applied for known in self._known if known)
+
+
+def _passes(division: Division, shards: Sequence[Description | None]) -> int:
+    """Return how many passes over the data have all batches in every shard."""
+    record = in_all([shard.batches if shard is not None else {} for shard in shards])
+    names = {key.rpartition("/")[0] for key in record if key.startswith(division.title)}
+    return sum(division.is_whole(name, record) for name in names)
 
 
 def _brief_error(future: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from dps import (
 )
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone
+from dps.cluster.names import NodeSpec
 from dps.cluster.node.batches import Batches
 from dps.core.leases import Applied
 from dps.errors import ConfigurationError, TrainingStopped
@@ -80,7 +82,7 @@ def server(cluster: Any, **choices: Any) -> ParameterServer:
 CHOICES = {"data": EXAMPLES, "batch_size": 10, "epochs": EPOCHS, "shuffle": 1, "lease": 2}
 
 
-def run(ps: ParameterServer, train: Any = count, workers: int = 3, **more: Any) -> list[Any]:
+def run(ps: ParameterServer, train: Any = count, workers: Any = 3, **more: Any) -> list[Any]:
     return ps.run(train, workers=workers, **(CHOICES | more))
 
 
@@ -276,6 +278,28 @@ def test_a_worker_is_added_after_the_last_one_that_was_added_has_ended() -> None
             first.result()
 
 
+def test_workers_on_all_nodes_compute_until_every_batch_is_applied() -> None:
+    faults = [Kill("worker-1", AtUpdates(50)), Kill("worker-0", AtUpdates(150))]
+    with VirtualCluster(workers=4, faults=faults) as cluster, server(cluster) as ps:
+        for passes in (1, 2):
+            futures = run(ps, workers="all", epochs=SOME)
+            done = [future.result() for future in futures]
+            assert len(done) >= 2
+            assert min(done[:2]) > 50
+            assert ps.pull()["w"].tolist() == [passes * SOME] * EXAMPLES
+
+
+def test_an_error_on_one_of_all_nodes_is_raised() -> None:
+    def fail(worker: Worker, batches: Batches) -> None:
+        raise ValueError("a bad example")
+
+    with VirtualCluster(workers=2) as cluster, server(cluster) as ps:
+        with pytest.raises(ValueError, match="a bad example"):
+            run(ps, fail, workers="all")
+        with pytest.raises(ConfigurationError, match='workers="all" needs data and batch_size'):
+            ps.run(count, workers="all")
+
+
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
@@ -323,4 +347,20 @@ def test_each_example_is_applied_once_though_processes_are_killed(train: Any) ->
         assert any(future.status == "finished" for future in futures), [
             f.exception() for f in futures
         ]
+        assert_each_once(ps, MANY)
+
+
+@pytest.mark.cluster
+def test_a_run_on_all_nodes_follows_those_that_join_and_are_lost() -> None:
+    with (
+        LocalCluster(nodes(workers=1), PRELOAD) as cluster,
+        server(cluster.client) as ps,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        running = threads.submit(run, ps, workers="all", epochs=MANY)
+        for number, updates in ((0, 20), (1, 100)):
+            eventually(lambda: running.done() or min(versions(ps)) >= updates, SECONDS)  # noqa: B023
+            assert is_gone(cluster.kill(f"worker-{number}"), SECONDS)
+            cluster.start(NodeSpec(f"worker-{number + 1}", "worker"))
+        assert [future.status for future in running.result(SECONDS)] == ["finished"]
         assert_each_once(ps, MANY)
