@@ -165,6 +165,20 @@ def baselines(
         out.write(comparison.as_data(found))
 
 
+@app.command()
+def examples(
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, each without and with kills.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Count the examples that each system loses or repeats if a process is killed."""
+    from benchmarks.baselines import counting
+
+    with json_output(as_json) as out:
+        found = counting.count(range(seeds), _tell)
+        print(counting.table(found))
+        out.write([asdict(each) for each in found])
+
+
 def _torch_row(row: Row) -> dict[str, Any]:
     return {
         "model": row.model.name,

@@ -1,7 +1,7 @@
-"""Running the program of a baseline: it is started, killed once where that is wanted, and ended.
+"""Run the program of a baseline, and kill one of its processes once.
 
-The kill is a SIGKILL to the process that applies the gradients, as soon as its trace says that it
-has applied so many; it counts when that process is seen to be gone.
+The process gets a SIGKILL as soon as the trace has a number of applied gradients. The kill counts
+if the process is seen to be gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -25,6 +25,7 @@ from dps.errors import DpsError
 
 LOG_FILE = "program.log"
 POLL_SECONDS = 0.002
+Victim = Literal["server", "worker"]
 PROOF_SECONDS = 5.0
 # As on the nodes of dps: there are as many processes as cores, or more.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -41,7 +42,7 @@ class Kill:
     pid
         Which process it was.
     version
-        How many gradients it had applied by what its trace said then.
+        How many gradients the trace had then.
     gone
         Whether it was gone within `PROOF_SECONDS`.
     """
@@ -69,8 +70,8 @@ class Ran:
     unfinished: str = ""
 
 
-def run(module: str, task: Task, kill_at: int | None) -> Ran:
-    """Run a baseline to its end or its time limit, and kill its server after so many gradients.
+def run(module: str, task: Task, kill_at: int | None, victim: Victim = "server") -> Ran:
+    """Run a baseline to its end or its time limit; kill a process after `kill_at` gradients.
 
     Raises
     ------
@@ -88,7 +89,7 @@ def run(module: str, task: Task, kill_at: int | None) -> Ran:
         )
     killed = None
     try:
-        killed = None if kill_at is None else strike(program, task.path, kill_at, until)
+        killed = None if kill_at is None else strike(program, task.path, kill_at, until, victim)
         code = program.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         return Ran(killed, f"not done within {task.time_limit:g} s{_said(task)}")
@@ -104,21 +105,27 @@ def run(module: str, task: Task, kill_at: int | None) -> Ran:
 
 
 def strike(
-    program: subprocess.Popen[bytes], folder: Path, kill_at: int, until: float
+    program: subprocess.Popen[bytes], folder: Path, kill_at: int, until: float, victim: Victim
 ) -> Kill | None:
-    """Kill the server once it has applied `kill_at` gradients; None if it never came to that."""
+    """Kill a process once `kill_at` gradients are applied; None if it never came to that.
+
+    The "server" is the process that applied the last one, the "worker" the one that began last.
+    """
+    worker = 0
     for event in _followed(folder / TRACE_FILE, program, until):
-        if event["event"] == "applied" and event["version"] >= kill_at:
+        if event["event"] == "began":
+            worker = event["pid"]
+        elif event["version"] >= kill_at:
             break
     else:
         return None
     try:
-        server = psutil.Process(event["pid"])
+        process = psutil.Process(event["pid"] if victim == "server" else worker)
         now = time.time()
-        server.send_signal(signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
     except psutil.NoSuchProcess:
         return None
-    return Kill(now, server.pid, event["version"], _gone(server))
+    return Kill(now, process.pid, event["version"], _gone(process))
 
 
 def read_trace(folder: Path) -> list[dict[str, Any]]:

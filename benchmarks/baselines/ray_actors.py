@@ -1,9 +1,10 @@
-"""A parameter server as a Ray actor that Ray restarts, with workers as actors of their own.
+"""A parameter server as a Ray actor, and workers as further actors; Ray restarts all of them.
 
-The server restores the newest checkpoint when it is made; Ray makes it again when its process dies
-(`max_restarts`) and repeats the calls that were under way (`max_task_retries`): workers notice a
-pause, no more. A call whose answer was lost with the process may be applied twice, and what had
-been applied since the checkpoint is lost. Started with the folder of its task.
+The server restores the newest checkpoint when it is made. If a process ends, Ray makes its actor
+again (`max_restarts`) and repeats the calls that were under way (`max_task_retries`). A call whose
+answer was lost with the process may be applied twice, and updates since the checkpoint are lost. A
+worker that is made again continues after as many gradients as the server has of it. The argument of
+the program is the folder of its task.
 """
 
 from __future__ import annotations
@@ -29,14 +30,13 @@ class Server:
 
     def __init__(self, folder: str) -> None:
         self._task = Task.read(folder)
-        if ray.get_runtime_context().was_current_actor_reconstructed:
-            time.sleep(self._task.back_after)
+        _away(self._task)
         self._trace = Trace(self._task)
         self._weights, self._done = self._task.restore()
 
-    def pull(self) -> Arrays:
-        """Return the weights."""
-        return self._weights
+    def pull(self, worker: int) -> tuple[int, Arrays]:
+        """Return how many gradients of a worker were applied, and the weights."""
+        return self._done[worker], self._weights
 
     def push_pull(self, worker: int, gradients: Arrays) -> Arrays:
         """Apply a gradient and return the weights."""
@@ -59,18 +59,26 @@ class Worker:
 
     def __init__(self, folder: str, number: int) -> None:
         self._task, self._number = Task.read(folder), number
-        self._gradients = Gradients(self._task, number)
+        _away(self._task)
+        Gradients(self._task, number)  # loads the data
 
     def ready(self) -> None:
         """Return when the data are loaded."""
 
     def train(self, server: ray.actor.ActorHandle) -> None:
         """Compute, push and pull, to the end."""
-        weights = ray.get(server.pull.remote())
+        done, weights = ray.get(server.pull.remote(self._number))
+        gradients = Gradients(self._task, self._number, done)
         Trace(self._task).began()
-        for _ in range(self._task.share(self._number)):
-            gradients = self._gradients.next(weights)
-            weights = ray.get(server.push_pull.remote(self._number, gradients))
+        for _ in range(done, self._task.share(self._number)):
+            pushed = server.push_pull.remote(self._number, gradients.next(weights))
+            weights = ray.get(pushed)
+
+
+def _away(task: Task) -> None:
+    """Wait for as long as a machine is away, if Ray makes an actor again."""
+    if ray.get_runtime_context().was_current_actor_reconstructed:
+        time.sleep(task.back_after)
 
 
 def main(folder: str) -> None:
@@ -84,10 +92,10 @@ def main(folder: str) -> None:
         object_store_memory=STORE_BYTES,
     )
     try:
-        lasting = ray.remote(max_restarts=-1, max_task_retries=-1)(Server)
-        server, worker_class = lasting.remote(folder), ray.remote(Worker)
-        workers = [worker_class.remote(folder, number) for number in range(task.workers)]
-        ray.get([server.pull.remote(), *(worker.ready.remote() for worker in workers)])
+        lasting = ray.remote(max_restarts=-1, max_task_retries=-1)
+        server = lasting(Server).remote(folder)
+        workers = [lasting(Worker).remote(folder, number) for number in range(task.workers)]
+        ray.get([server.pull.remote(0), *(worker.ready.remote() for worker in workers)])
         ray.get([worker.train.remote(server) for worker in workers])
         ray.get(server.finish.remote())
     finally:

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from flows.config.workload import WorkloadSection
-from flows.workloads import DATASETS, Arrays, Workload, batches
+from flows.workloads import DATASETS, Arrays, Dataset, Workload, batches
 
 TASK_FILE = "task.json"
 TRACE_FILE = "trace.jsonl"
@@ -30,6 +30,7 @@ SNAPSHOTS = "snapshots"
 CHECKPOINTS = "checkpoints"
 MOST_RESTARTS = 3  # of supervisors, so that what always fails comes to an end
 DONE = "_done"  # beside the arrays of a checkpoint
+COUNT = "_count"  # beside the parameters: how often the gradient of each example was applied
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Task:
         Seconds for which a machine is away after its process was killed, before a new one starts.
     time_limit
         Seconds after which the program is given up.
+    counts
+        Whether an array beside the parameters counts the examples. Workers then divide the batches
+        of each epoch among them; otherwise each has its own order of all examples.
+    recovery
+        The recovery strategy, for dps.
     """
 
     folder: str
@@ -73,6 +79,8 @@ class Task:
     every: int
     back_after: float
     time_limit: float
+    counts: bool = False
+    recovery: str = ""
 
     def write(self) -> None:
         """Put the task into its folder, which is made."""
@@ -110,31 +118,57 @@ class Task:
         """Return what the newest checkpoint holds, or the initial values where there is none."""
         found = sorted((self.path / CHECKPOINTS).glob("*.npz"))
         if not found:
-            return self.model.initial(np.random.default_rng([self.seed, 0])), [0] * self.workers
+            return self.initial(), [0] * self.workers
         weights = _load(found[-1])
         return weights, [int(n) for n in weights.pop(DONE)]
 
+    def initial(self) -> Arrays:
+        """Return the initial weights, and zeros for the counts."""
+        weights = self.model.initial(np.random.default_rng([self.seed, 0]))
+        if self.counts:
+            weights[COUNT] = np.zeros(self.examples, np.float32)
+        return weights
+
+    @property
+    def examples(self) -> int:
+        """How many examples are used; if they are counted, only those that fill the batches."""
+        there = len(self.data.x_train)
+        return there - there % self.batch_size if self.counts else there
+
+    @property
+    def data(self) -> Dataset:
+        """The data set."""
+        return DATASETS[self.dataset]().load("train")
+
 
 class Gradients:
-    """The gradients of one worker, in its order of batches, each taking as long as it is told to.
+    """The gradients of one worker, in its order of batches, each taking as long as the task says.
 
     The first `done` batches of the order are left out: their gradients are in the checkpoint.
     """
 
     def __init__(self, task: Task, worker: int, done: int = 0) -> None:
-        self._model, self._seconds = task.model, task.compute_seconds
-        self._data = DATASETS[task.dataset]().load("train")
-        rng = np.random.default_rng([task.seed, 1 + worker])
-        self._order = batches(rng, len(self._data.x_train), task.batch_size)
+        self._task, self._model, self._data = task, task.model, task.data
+        rng = np.random.default_rng([task.seed, 1 if task.counts else 1 + worker])
+        self._order = batches(rng, task.examples, task.batch_size)
+        if task.counts:
+            self._order = islice(self._order, worker, None, task.workers)
         deque(islice(self._order, done), maxlen=0)
 
     def next(self, weights: Arrays) -> Arrays:
         """Compute the gradient of the next batch at these weights."""
+        return self.of(next(self._order), weights)
+
+    def of(self, batch: np.ndarray, weights: Arrays) -> Arrays:
+        """Compute the gradient of a batch, given its indices, at these weights."""
         began = time.monotonic()
-        batch = next(self._order)
         x, y = self._data.x_train[batch], self._data.y_train[batch]
-        _, gradients = self._model.gradient(weights, x, y)
-        time.sleep(max(0.0, self._seconds - (time.monotonic() - began)))
+        parameters = {name: array for name, array in weights.items() if name != COUNT}
+        _, gradients = self._model.gradient(parameters, x, y)
+        if self._task.counts:
+            gradients[COUNT] = np.zeros_like(weights[COUNT])
+            gradients[COUNT][batch] = -1 / self._task.learning_rate  # so that a step adds one
+        time.sleep(max(0.0, self._task.compute_seconds - (time.monotonic() - began)))
         return gradients
 
 
@@ -150,11 +184,11 @@ class Trace:
         """Say that a worker is ready, and computes its first gradient now."""
         self._tell("began", time.time())
 
-    def applied(self, version: int, weights: Arrays) -> None:
-        """Say that a gradient was applied; take a snapshot of the weights if one is due."""
+    def applied(self, version: int, weights: Arrays | None, pid: int | None = None) -> None:
+        """Note that a process applied a gradient: `pid`, or this one; take a snapshot if due."""
         now = time.time()
-        self._tell("applied", now, version=version)
-        if now >= self._due:
+        self._tell("applied", now, pid=pid or os.getpid(), version=version)
+        if weights is not None and now >= self._due:
             self._due = now + self._every
             self._snapshot(now, weights)
 
@@ -163,7 +197,7 @@ class Trace:
         self._snapshot(time.time(), weights)
 
     def _tell(self, event: str, now: float, **more: Any) -> None:
-        line = json.dumps({"t": now, "event": event, "pid": os.getpid(), **more})
+        line = json.dumps({"t": now, "event": event, "pid": os.getpid()} | more)
         os.write(self._file, f"{line}\n".encode())
 
     def _snapshot(self, now: float, weights: Arrays) -> None:
