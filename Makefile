@@ -13,7 +13,7 @@ EXPERIMENT ?= demo
 PROFILE ?= laptop
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate shapes torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-throughput bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh mutants validate soak clean frontier
+.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate shapes torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-throughput bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines bench-examples simulate simulate-fresh mutants validate soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -199,6 +199,9 @@ bench-torch: torch ## train modules of torch beside the bare loop of the same mo
 
 bench-baselines: setup ## train beside a single process, and Ray, torch RPC and torchft where installed, and kill the server of each
 	$(BIN)/python -m benchmarks baselines --seeds 5
+
+bench-examples: setup ## count the examples that each of these systems loses or repeats if a process is killed
+	$(BIN)/python -m benchmarks examples --seeds 3
 
 simulate: setup ## run SCHEDULES (10000) random schedules of faults of the series SEED (0) on virtual time; REPLAY='chain(2):12' repeats one
 	$(BIN)/python -m tests.simulator $(if $(REPLAY),--replay '$(REPLAY)',--schedules $(SCHEDULES) --seed $(SEED))

@@ -1,1 +1,1 @@
-"""The systems that `make bench-baselines` trains beside dps, a module each, and the harness."""
+"""The systems that are trained beside dps, each in a module, and what runs and compares them."""

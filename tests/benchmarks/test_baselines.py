@@ -12,8 +12,10 @@ import pytest
 
 from benchmarks.baselines import trials
 from benchmarks.baselines.comparison import Comparison, row_of, table
+from benchmarks.baselines.counting import Kill as Kind
+from benchmarks.baselines.counting import trial as counted
 from benchmarks.baselines.program import Kill, Ran, read_trace, run
-from benchmarks.baselines.task import TRACE_FILE, Gradients, Task, Trace, snapshots
+from benchmarks.baselines.task import COUNT, TRACE_FILE, Gradients, Task, Trace, snapshots
 from benchmarks.baselines.trials import (
     Measured,
     Settings,
@@ -159,6 +161,34 @@ def test_dps_is_measured_by_its_record(strategy: str, most: int, tmp_path: Path)
     assert found.target_seconds is not None
     machines = 4 if strategy == "chain(2)" else 3
     assert found.target_usd == pytest.approx(machines * 0.0816 * found.target_seconds / 3600)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("system", "kill"),
+    [
+        ("single process", "worker"),
+        ("dps, chain(2)", "worker"),
+        pytest.param("dps, checkpoint", "server", marks=pytest.mark.slow),
+        pytest.param("Ray actors", "worker", marks=needs_ray),
+        pytest.param("torch RPC", "worker", marks=[*needs_torch, pytest.mark.slow]),
+    ],
+)
+def test_each_example_is_counted(system: str, kill: Kind, tmp_path: Path) -> None:
+    found = counted(system, SEED, kill, QUICK, tmp_path / "x", epochs=5)
+    assert found.reason == ""
+    assert found.examples == 5 * 1408
+    assert (found.lost, found.repeated) == (0, 0)
+
+
+def test_examples_of_a_worker_that_starts_again_are_counted_as_repeated(tmp_path: Path) -> None:
+    task = replace(small_task(tmp_path / "x"), counts=True)
+    weights = task.initial()
+    for worker in (0, 1, 0):
+        for name, gradient in Gradients(task, worker).next(weights).items():
+            weights[name] -= task.learning_rate * gradient
+    counts = np.rint(weights[COUNT])
+    assert np.bincount(counts.astype(int)).tolist() == [1408 - 64, 32, 32]
 
 
 # -- trials that count for nothing ---------------------------------------------------------------
