@@ -46,13 +46,23 @@ class Signaller:
 
 
 def trained(
-    folder: Path, updates: int, compute: float, sink: Signaller, cluster: Any = CLUSTER
+    folder: Path,
+    updates: int,
+    compute: float,
+    sink: Signaller,
+    cluster: Any = CLUSTER,
+    epochs: int | None = None,
 ) -> Record:
     config = {
         "experiment": "leaving",
         "workload": {"kind": "softmax"},
         "dataset": {"kind": "digits"},
-        "training": {"workers": 2, "updates": updates, "compute_seconds": compute},
+        "training": {
+            "workers": 2,
+            "updates": updates,
+            "compute_seconds": compute,
+            "epochs": epochs,
+        },
         "optimizer": {"kind": "sgd", "learning_rate": 0.1},
         "server": {"shards": 2, "lease": 10.0},
         "recovery": "none",
@@ -65,12 +75,17 @@ def trained(
     return read_record(folder / "events.jsonl")
 
 
-def test_a_training_outlives_the_walltime_of_its_jobs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("epochs", [None, 6])
+def test_a_training_outlives_the_walltime_of_its_jobs(epochs: int | None, tmp_path: Path) -> None:
     cluster = {**CLUSTER, "walltime": "00:01:00"}
-    record = trained(tmp_path, 260, 0.5, Signaller(), cluster)
-    check_whole(record, 260)
+    record = trained(tmp_path, 264, 0.5, Signaller(), cluster, epochs)
+    check_whole(record, 264)
     assert first_unplanned(record) is None
-    assert outcome(record, load_prices()).row()["updates_lost"] == 0
+    row = outcome(record, load_prices()).row()
+    assert row["updates_lost"] == 0
+    if epochs is not None:
+        assert row["examples_applied"] == 264 * 32
+        assert row["examples_lost"] == row["examples_repeated"] == 0
     left = {event.node for event in record.of(NodeLeft)}
     assert left >= {"server-0", "server-1", "worker-0", "worker-1", "evaluator-0"}
     assert {event.why for event in record.of(NodeLeaving)} == {"lifetime"}
