@@ -14,7 +14,7 @@ application shows exactly. Three additions make a state visible of which a part 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +26,7 @@ import numpy as np
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.filters.filter import Sending
 from dps.core.functions import Changed, Part
+from dps.core.leases import Lease
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import asked
 from dps.core.tables.table import PARTITIONS, SparseSpec, table_of
@@ -230,6 +231,7 @@ CELLS = 20  # updates of one worker at most
 ENOUGH = 6  # updates of one worker at least
 LAST = 2  # updates that a worker keeps for the time after the faults
 CALLED = 0.4  # the share of updates that functions make, where there are any
+AHEAD = 0.1  # how often a worker takes a lease before it has computed the batches of the last one
 MARK = "mark"
 
 
@@ -486,26 +488,30 @@ class CountingWorker:
 
     async def _train_on_leases(self, random: Random, think: float, over: asyncio.Event) -> None:
         client, division, last = self.client, self._case.division, 0
+        left: deque[tuple[Lease, Batch, int]] = deque()  # with the incarnation that leased it
         while not client.leaving:
-            leased = await self._in_time(client.take_lease("run", division, last, ()))
-            self._note_entered()
-            if leased.ended:
-                return
-            if leased.lease is None:
-                await self._in_time(client.idle())
+            left = deque(each for each in left if each[2] == client.incarnation)
+            if not left or random.random() < AHEAD:
+                held = {lease.number for lease, _, _ in left}
+                request = client.take_lease("run", division, last, [*held], waits=not left)
+                reply = await self._in_time(request)
                 self._note_entered()
+                if reply.ended:
+                    return
+                if reply.lease is not None:
+                    last, by = reply.lease.number, client.incarnation
+                    left.extend((reply.lease, batch, by) for batch in reply.batches())
+                elif not left:
+                    await self._in_time(client.idle())
+                    self._note_entered()
                 continue
-            lease, taken_as = leased.lease, client.incarnation
-            last = lease.number
-            for batch in leased.batches():
-                await asyncio.sleep(random.uniform(0, think))
-                cell = lease.epoch * division.examples + int(
-                    division.indices(lease.epoch, batch.number)[0]
-                )
-                if cell in self._last:
-                    await over.wait()
-                if client.leaving or client.incarnation != taken_as:
-                    break
+            await asyncio.sleep(random.uniform(0, think))
+            lease, batch, taken_as = left.popleft()
+            at = int(division.indices(lease.epoch, batch.number)[0])
+            cell = lease.epoch * division.examples + at
+            if cell in self._last:
+                await over.wait()
+            if not client.leaving and client.incarnation == taken_as:
                 self._tally.begins(self.name, taken_as, cell)
                 await self._update(cell, random, batch)
                 self._tally.computing.pop(cell, None)
