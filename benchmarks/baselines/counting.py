@@ -1,7 +1,8 @@
 """`make bench-examples`: the examples that are lost or repeated if a process is killed.
 
-All systems train the same model on the same batches for the same number of epochs. An array beside
-the parameters counts how often the gradient of each example was applied, and is restored with them.
+All systems train the same model for the same number of epochs, in random orders of the examples. An
+array beside the parameters counts how often the gradient of each example was applied, and is
+restored with them. The process is killed at a random moment.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from dps.errors import DpsError
 EPOCHS = 20
 LEASED = {f"dps, {name}": preset for name, preset in DPS.items() if preset != "none"}
 Kill = Literal["no"] | Victim
-
-Tell = Callable[[str], None]
+_DELAY = 23  # separates the draw of the delay from other draws of a seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,20 @@ class Counted:
     reason: str = ""
 
 
-def count(seeds: Sequence[int], tell: Tell, settings: Settings | None = None) -> list[Counted]:
+def count(
+    seeds: Sequence[int], tell: Callable[[str], None], settings: Settings | None = None
+) -> list[Counted]:
     """Run every system for each seed: without a kill, and with one of each kind of its processes.
 
     In each seed another system is the first.
     """
     settings = settings or Settings()
-    found = []
+    trials = []
     with tempfile.TemporaryDirectory(prefix="dps-bench-") as folder:
         for turn, (system, seed, kill) in enumerate(_turns(seeds)):
-            found.append(trial(system, seed, kill, settings, Path(folder) / f"{turn:03d}"))
-            tell(_line(found[-1]))
-    return found
+            trials.append(trial(system, seed, kill, settings, Path(folder) / f"{turn:03d}"))
+            tell(_line(trials[-1]))
+    return trials
 
 
 def trial(
@@ -76,25 +78,27 @@ def trial(
     task = _task(system, seed, settings, folder, epochs)
     task.write()
     module = BASELINES[system].module if system in BASELINES else "dps_leases"
-    nothing = Counted(system, seed, kill)
+    failed = Counted(system, seed, kill)
     try:
         if kill == "no":
             ran = run(f"{__package__}.{module}", task, None)
         else:
-            ran = run(f"{__package__}.{module}", task, settings.kill_at(seed), kill)
+            delay = np.random.default_rng([seed, _DELAY]).uniform(0, settings.compute_seconds)
+            at = settings.kill_at(seed)
+            ran = run(f"{__package__}.{module}", task, at, kill, delay)
     except DpsError as problem:
-        return replace(nothing, reason=str(problem))
+        return replace(failed, reason=str(problem))
     if ran.unfinished:
-        return replace(nothing, reason=ran.unfinished)
+        return replace(failed, reason=ran.unfinished)
     if kill != "no" and (ran.kill is None or not ran.kill.gone):
-        return replace(nothing, reason="the process was not killed")
+        return replace(failed, reason="the process was not killed")
     applied = [each["t"] for each in read_trace(folder) if each["event"] == "applied"]
     if ran.kill is not None and ran.kill.t > applied[-1]:
-        return replace(nothing, reason="no gradient was applied after the kill")
+        return replace(failed, reason="no gradient was applied after the kill")
     *_, (_, weights) = snapshots(folder)
     excess = np.rint(weights[COUNT]).astype(int) - epochs
     return replace(
-        nothing,
+        failed,
         examples=epochs * len(excess),
         lost=int(-excess[excess < 0].sum()),
         repeated=int(excess[excess > 0].sum()),
@@ -102,18 +106,23 @@ def trial(
     )
 
 
-def table(found: Sequence[Counted]) -> str:
-    """The examples lost and repeated by system and kill: means, with the extremes over seeds."""
-    lines = [f"{'':<17}{'kill':<8}{'lost':>22}{'repeated':>22}{'seconds':>9}"]
+def table(trials: Sequence[Counted]) -> str:
+    """Examples lost and repeated by system and kill: means, and the extremes over seeds."""
+    lines = [f"{'':<17}{'kill':<8}{'finished':>9}{'lost':>20}{'repeated':>20}{'seconds':>9}"]
     groups: dict[tuple[str, Kill], list[Counted]] = {}
-    for each in found:
-        if not each.reason:
-            groups.setdefault((each.system, each.kill), []).append(each)
-    for (system, kill), trials in sorted(groups.items()):
-        lost, repeated = ([getattr(each, name) for each in trials] for name in ("lost", "repeated"))
-        seconds = fmean(each.seconds for each in trials)
-        lines.append(f"{system:<17}{kill:<8}{_mean(lost):>22}{_mean(repeated):>22}{seconds:>9.2f}")
-    lines += [_line(each) for each in found if each.reason]
+    for each in trials:
+        groups.setdefault((each.system, each.kill), []).append(each)
+    for (system, kill), group in sorted(groups.items()):
+        finished = [each for each in group if not each.reason]
+        cells = [f"{len(finished)} of {len(group)}"]
+        if finished:
+            cells += [_mean([each.lost for each in finished])]
+            cells += [_mean([each.repeated for each in finished])]
+            cells += [f"{fmean(each.seconds for each in finished):.2f}"]
+        widths = (9, 20, 20, 9)
+        columns = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+        lines.append(f"{system:<17}{kill:<8}{''.join(columns)}")
+    lines += [_line(each) for each in trials if each.reason]
     lines += [f"{name} is left out: {why}" for name, why in missing().items()]
     return "\n".join(lines)
 
@@ -124,7 +133,7 @@ def table(found: Sequence[Counted]) -> str:
 def _task(system: str, seed: int, settings: Settings, folder: Path, epochs: int) -> Task:
     config = trials_of(seed, settings)["none", False].config
     recovery = LEASED.get(system, "")
-    task = replace(task_of(config, settings, folder), counts=True, recovery=recovery)
+    task = replace(task_of(config, settings, folder), epochs=epochs, recovery=recovery)
     return replace(task, updates=epochs * task.examples // task.batch_size)
 
 

@@ -70,8 +70,13 @@ class Ran:
     unfinished: str = ""
 
 
-def run(module: str, task: Task, kill_at: int | None, victim: Victim = "server") -> Ran:
-    """Run a baseline to its end or its time limit; kill a process after `kill_at` gradients.
+def run(
+    module: str, task: Task, kill_at: int | None, victim: Victim = "server", delay: float = 0.0
+) -> Ran:
+    """Run a baseline to its end or its time limit.
+
+    A process is killed `delay` seconds after `kill_at` gradients were applied: the "server", which
+    applied the last one, or the "worker" that began last.
 
     Raises
     ------
@@ -89,7 +94,9 @@ def run(module: str, task: Task, kill_at: int | None, victim: Victim = "server")
         )
     killed = None
     try:
-        killed = None if kill_at is None else strike(program, task.path, kill_at, until, victim)
+        killed = (
+            None if kill_at is None else strike(program, task.path, kill_at, until, victim, delay)
+        )
         code = program.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         return Ran(killed, f"not done within {task.time_limit:g} s{_said(task)}")
@@ -105,12 +112,14 @@ def run(module: str, task: Task, kill_at: int | None, victim: Victim = "server")
 
 
 def strike(
-    program: subprocess.Popen[bytes], folder: Path, kill_at: int, until: float, victim: Victim
+    program: subprocess.Popen[bytes],
+    folder: Path,
+    kill_at: int,
+    until: float,
+    victim: Victim,
+    delay: float,
 ) -> Kill | None:
-    """Kill a process once `kill_at` gradients are applied; None if it never came to that.
-
-    The "server" is the process that applied the last one, the "worker" the one that began last.
-    """
+    """Kill a process, as described at `run`; None if so many gradients were never applied."""
     worker = 0
     for event in _followed(folder / TRACE_FILE, program, until):
         if event["event"] == "began":
@@ -121,6 +130,7 @@ def strike(
         return None
     try:
         process = psutil.Process(event["pid"] if victim == "server" else worker)
+        time.sleep(delay)
         now = time.time()
         process.send_signal(signal.SIGKILL)
     except psutil.NoSuchProcess:

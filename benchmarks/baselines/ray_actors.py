@@ -3,8 +3,8 @@
 The server restores the newest checkpoint when it is made. If a process ends, Ray makes its actor
 again (`max_restarts`) and repeats the calls that were under way (`max_task_retries`). A call whose
 answer was lost with the process may be applied twice, and updates since the checkpoint are lost. A
-worker that is made again continues after as many gradients as the server has of it. The argument of
-the program is the folder of its task.
+worker that is made again resumes after the gradients that the server has applied for it; the other
+workers do not go back with a server. The argument of the program is the folder of its task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Server:
 
     def __init__(self, folder: str) -> None:
         self._task = Task.read(folder)
-        _away(self._task)
+        _stay_away(self._task)
         self._trace = Trace(self._task)
         self._weights, self._done = self._task.restore()
 
@@ -59,7 +59,7 @@ class Worker:
 
     def __init__(self, folder: str, number: int) -> None:
         self._task, self._number = Task.read(folder), number
-        _away(self._task)
+        _stay_away(self._task)
         Gradients(self._task, number)  # loads the data
 
     def ready(self) -> None:
@@ -75,8 +75,8 @@ class Worker:
             weights = ray.get(pushed)
 
 
-def _away(task: Task) -> None:
-    """Wait for as long as a machine is away, if Ray makes an actor again."""
+def _stay_away(task: Task) -> None:
+    """Wait for as long as the machine is away, if Ray makes this actor again."""
     if ray.get_runtime_context().was_current_actor_reconstructed:
         time.sleep(task.back_after)
 

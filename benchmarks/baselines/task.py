@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ class Task:
         Seconds for which a machine is away after its process was killed, before a new one starts.
     time_limit
         Seconds after which the program is given up.
-    counts
-        Whether an array beside the parameters counts the examples. Workers then divide the batches
-        of each epoch among them; otherwise each has its own order of all examples.
+    epochs
+        If not 0, how often each example is to be applied: workers divide the batches of each epoch,
+        an array beside the parameters counts the examples, and only the last weights are saved.
+        0: each worker has its own order of all examples.
     recovery
         The recovery strategy, for dps.
     """
@@ -79,7 +81,7 @@ class Task:
     every: int
     back_after: float
     time_limit: float
-    counts: bool = False
+    epochs: int = 0
     recovery: str = ""
 
     def write(self) -> None:
@@ -125,7 +127,7 @@ class Task:
     def initial(self) -> Arrays:
         """Return the initial weights, and zeros for the counts."""
         weights = self.model.initial(np.random.default_rng([self.seed, 0]))
-        if self.counts:
+        if self.epochs:
             weights[COUNT] = np.zeros(self.examples, np.float32)
         return weights
 
@@ -133,7 +135,7 @@ class Task:
     def examples(self) -> int:
         """How many examples are used; if they are counted, only those that fill the batches."""
         there = len(self.data.x_train)
-        return there - there % self.batch_size if self.counts else there
+        return there - there % self.batch_size if self.epochs else there
 
     @property
     def data(self) -> Dataset:
@@ -149,9 +151,9 @@ class Gradients:
 
     def __init__(self, task: Task, worker: int, done: int = 0) -> None:
         self._task, self._model, self._data = task, task.model, task.data
-        rng = np.random.default_rng([task.seed, 1 if task.counts else 1 + worker])
+        rng = np.random.default_rng([task.seed, 1 if task.epochs else 1 + worker])
         self._order = batches(rng, task.examples, task.batch_size)
-        if task.counts:
+        if task.epochs:
             self._order = islice(self._order, worker, None, task.workers)
         deque(islice(self._order, done), maxlen=0)
 
@@ -165,7 +167,7 @@ class Gradients:
         x, y = self._data.x_train[batch], self._data.y_train[batch]
         parameters = {name: array for name, array in weights.items() if name != COUNT}
         _, gradients = self._model.gradient(parameters, x, y)
-        if self._task.counts:
+        if self._task.epochs:
             gradients[COUNT] = np.zeros_like(weights[COUNT])
             gradients[COUNT][batch] = -1 / self._task.learning_rate  # so that a step adds one
         time.sleep(max(0.0, self._task.compute_seconds - (time.monotonic() - began)))
@@ -177,18 +179,18 @@ class Trace:
 
     def __init__(self, task: Task) -> None:
         self._folder, self._every = task.path, task.snapshot_seconds
-        self._due = 0.0
+        self._due = inf if task.epochs else 0.0
         self._file = os.open(task.path / TRACE_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def began(self) -> None:
         """Say that a worker is ready, and computes its first gradient now."""
         self._tell("began", time.time())
 
-    def applied(self, version: int, weights: Arrays | None, pid: int | None = None) -> None:
+    def applied(self, version: int, weights: Arrays, pid: int | None = None) -> None:
         """Note that a process applied a gradient: `pid`, or this one; take a snapshot if due."""
         now = time.time()
         self._tell("applied", now, pid=pid or os.getpid(), version=version)
-        if weights is not None and now >= self._due:
+        if now >= self._due:
             self._due = now + self._every
             self._snapshot(now, weights)
 

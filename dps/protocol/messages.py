@@ -215,6 +215,12 @@ class TakeLease(Message):
     waits: bool
 
 
+class RunEnded(Message):
+    """Ask whether every shard has all batches of a `run` of workers. Reply: bool."""
+
+    run: str
+
+
 class Leased(Message):
     """Batches of a pass over the data; no `lease` if there is none yet, or as the pass `ended`."""
 

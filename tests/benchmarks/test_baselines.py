@@ -182,7 +182,7 @@ def test_each_example_is_counted(system: str, kill: Kind, tmp_path: Path) -> Non
 
 
 def test_examples_of_a_worker_that_starts_again_are_counted_as_repeated(tmp_path: Path) -> None:
-    task = replace(small_task(tmp_path / "x"), counts=True)
+    task = replace(small_task(tmp_path / "x"), epochs=1)
     weights = task.initial()
     for worker in (0, 1, 0):
         for name, gradient in Gradients(task, worker).next(weights).items():

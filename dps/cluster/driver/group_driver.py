@@ -134,7 +134,7 @@ class GroupDriver:
             each.key: [
                 node.address for node in self.hosts.for_workers if each.only_on in (None, node.name)
             ]
-            for each in self.training.started.values()
+            for each in list(self.training.started.values())  # `run` may add some in its thread
         }
         await self._client.run_on_scheduler(widen, places)
 

@@ -69,13 +69,10 @@ def check_threads(
     """Refuse more workers than free threads; the workers `own` hold or wait for a thread."""
     threads = sum(node.threads for node in nodes)
     holders = {"this parameter server": list(own)}
-    if not client.asynchronous and hasattr(client, "processing"):
-        running = client.processing()  # of all nodes: an error if one of those named has ended
-        keys = (str(key) for node in nodes for key in running.get(node.address, ()))
-        for key in sorted(key for key in keys if key.startswith(_WORKER_KEY)):
-            _, worker, number, name, _ = key.split("-")
-            if name != group:
-                holders.setdefault(f"parameter server {name}", []).append(f"{worker}-{number}")
+    for key in sorted(key for key in processing(client, nodes) if key.startswith(_WORKER_KEY)):
+        _, worker, number, name, _ = key.split("-")
+        if name != group:
+            holders.setdefault(f"parameter server {name}", []).append(f"{worker}-{number}")
     free = max(0, threads - sum(map(len, holders.values())))
     if workers > free:
         held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
@@ -84,6 +81,14 @@ def check_threads(
             f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, "
             "ask for fewer workers, or end those that run, such as with ps.stop()"
         )
+
+
+def processing(client: distributed.Client, nodes: Sequence[Node]) -> set[str]:
+    """Return the keys of the tasks on some nodes; none if the client cannot ask here."""
+    if client.asynchronous or not hasattr(client, "processing"):
+        return set()
+    running = client.processing()  # of all nodes: an error if one of those named has ended
+    return {str(key) for node in nodes for key in running.get(node.address, ())}
 
 
 def sent_to_all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dps.cluster.driver.news import IncidentWatch
 from dps.cluster.driver.runs import (
     check_threads,
     must_be_sent,
+    processing,
     refuse_futures,
     sent_to_all,
     shares_of,
@@ -28,9 +30,9 @@ from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
 from dps.core.arguments import check_function
 from dps.core.functions import most
-from dps.core.leases import Division, in_all
+from dps.core.leases import Division
 from dps.core.ranges import brief, shown, whole_argument
-from dps.errors import CapacityError, ConfigurationError
+from dps.errors import CapacityError, ConfigurationError, TrainingStopped
 from dps.observe.history import EVALUATOR, History
 from dps.observe.views import (
     Listing,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0  # a slower shard keeps its last known status
 ERROR_TEXT = 200  # characters of an error that are shown
+_LOST = (KilledWorker, CapacityError)  # errors of workers whose node, or whose data, was lost
 
 
 class Share(NamedTuple):
@@ -135,7 +138,8 @@ class Training:
         nodes = self._check(train, arguments, workers)
         shares: Sequence[Share] = [Share()] * workers
         if division is not None:
-            shares = [Share(None, self._leases(data, division, nodes))] * workers
+            run = platform_of(self._client).token()
+            shares = [Share(None, self._leases(run, data, division, nodes))] * workers
         elif data is not None:
             addresses = [node.address for node in nodes]
             shares = [Share(own) for own in shares_of(self._client, data, workers, addresses)]
@@ -146,26 +150,33 @@ class Training:
         train: Callable[..., Any],
         data: Any,
         division: Division,
-        audit: Callable[[], list[Description | None]],
+        has_ended: Callable[[str], bool],
     ) -> list[Any]:
         """Run workers on all threads for workers until every batch is applied."""
-        platform, before = platform_of(self._client), _passes(division, audit())
-        futures = self.run(train, 1, data, division)
-        while _passes(division, audit()) <= before:
-            with suppress(CapacityError):  # no thread is free
-                while True:
-                    futures.append(self.add(train))
-            if running := [future for future in futures if not future.done()]:
-                platform.wait(self._client, running, LOOK_SECONDS)
-            else:
-                platform.sleep(LOOK_SECONDS)  # until a node joins
-            for future in futures:
-                if future.status == "error" and not isinstance(future.exception(), KilledWorker):
-                    future.result()
-        # A lost worker that Dask starts again finds no batch. Without any node it never starts.
-        platform.wait(self._client, futures, self._group.timings.unavailable, every=True)
-        if waiting := [future for future in futures if not future.done()]:
-            self._client.cancel(waiting)
+        client, platform = self._client, platform_of(self._client)
+        run, stops, futures = platform.token(), self.stops, list[Any]()
+        try:
+            while not has_ended(run):
+                if self.stops != stops:
+                    raise TrainingStopped("stopped by ps.stop()")
+                try:
+                    nodes = self._check(train, ["batches"], 1)
+                    share = Share(leases=self._leases(run, data, division, nodes))
+                    futures += self._start(train, [share], stops)
+                except CapacityError:  # no thread is free
+                    with suppress(CancelledError):
+                        platform.wait(client, _unfinished(futures), LOOK_SECONDS)
+                for future in futures:
+                    if future.status == "error" and not isinstance(future.exception(), _LOST):
+                        future.result()
+            # Lost workers that Dask starts again may wait for a node.
+            begun = processing(client, self._hosts.for_workers)
+            client.sync(client.cancel, [f for f in _unfinished(futures) if f.key not in begun])
+            while left := _unfinished(futures):
+                platform.wait(client, left, LOOK_SECONDS, every=True)
+        finally:
+            if left := _unfinished(futures):
+                client.sync(client.cancel, left)
         return [future for future in futures if future.status == "finished"]
 
     def add(self, train: Callable[..., Any]) -> Any:
@@ -176,13 +187,13 @@ class Training:
         self._check(train, [] if share.leases is None else ["batches"], 1)
         return self._start(train, [share])[0]
 
-    def _leases(self, data: Any, division: Division, nodes: Sequence[Node]) -> Leases:
-        """Return what workers need to lease batches; the same data is sent to the nodes once."""
-        run = platform_of(self._client).token()
-        if self._sent is None or self._sent[0] is not data:
+    def _leases(self, run: str, data: Any, division: Division, nodes: Sequence[Node]) -> Leases:
+        """Return what workers need to lease batches; the same data is sent again if it is lost."""
+        known, future = self._sent or (None, None)
+        if known is not data or (future is not None and future.status != "finished"):
             addresses = [node.address for node in nodes]
             self._sent = data, sent_to_all(self._client, data, addresses)
-        _, future = self._sent
+            _, future = self._sent
         return Leases(run, division, data if future is None else future.key, future is not None)
 
     def _check(self, train: Callable[..., Any], given: Sequence[str], workers: int) -> list[Node]:
@@ -193,14 +204,16 @@ class Training:
         check_threads(self._client, nodes, workers, self._group.name, self.holding())
         return nodes
 
-    def _start(self, train: Callable[..., Any], shares: Sequence[Share]) -> list[Any]:
-        first = len(self.started)
+    def _start(
+        self, train: Callable[..., Any], shares: Sequence[Share], stops: int | None = None
+    ) -> list[Any]:
+        first, stops = len(self.started), self.stops if stops is None else stops
         self._last_run = peers = [f"worker-{first + index}" for index in range(len(shares))]
-        return [self._submit(train, peers, index, share) for index, share in enumerate(shares)]
+        return [self._submit(train, peers, n, share, stops) for n, share in enumerate(shares)]
 
     def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
         """Restart a worker: see `ParameterServer.run_again`."""
-        return self._submit(train, [worker], 0, self.of_name(worker).share, node)
+        return self._submit(train, [worker], 0, self.of_name(worker).share, self.stops, node)
 
     def of_name(self, worker: object) -> Started:
         """Return a worker that was started; raises `ConfigurationError` if none has this name."""
@@ -240,13 +253,14 @@ class Training:
         peers: Sequence[str],
         index: int,
         share: Share,
+        stops: int,
         only_on: str | None = None,
     ) -> Any:
         nodes = [n for n in self._hosts.for_workers if only_on in (None, n.name)]
         if not nodes:
             raise ConfigurationError(f"there is no node {only_on!r} for workers")
         name = peers[index]
-        place = Place(peers, index, {node.address: node.name for node in nodes}, self.stops)
+        place = Place(peers, index, {node.address: node.name for node in nodes}, stops)
         with must_be_sent("train", "worker"):
             future = self._client.submit(
                 run_worker,
@@ -266,9 +280,7 @@ class Training:
             again.look(self.stops)
             if not again.ended:
                 self._replaced.add(again.future)
-        self.started[name] = each = Started(
-            future.key, at, self.stops, before, future, share, only_on
-        )
+        self.started[name] = each = Started(future.key, at, stops, before, future, share, only_on)
         # At once, because a closed client treats every future as cancelled.
         future.add_done_callback(lambda _: each.look(self.stops))
         return future
@@ -368,11 +380,8 @@ class Training:
         return most(known.applied for known in self._known if known)
 
 
-def _passes(division: Division, shards: Sequence[Description | None]) -> int:
-    """Return how many passes over the data have all batches in every shard."""
-    record = in_all([shard.batches if shard is not None else {} for shard in shards])
-    names = {key.rpartition("/")[0] for key in record if key.startswith(division.title)}
-    return sum(division.is_whole(name, record) for name in names)
+def _unfinished(futures: Sequence[Any]) -> list[Any]:
+    return [future for future in futures if not future.done()]
 
 
 def _brief_error(future: Any) -> str:

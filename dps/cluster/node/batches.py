@@ -47,6 +47,7 @@ class Leases:
         found, *_ = await gather_from_workers(holders, rpc=node.rpc)
         if key not in found:
             raise CapacityError("all nodes that had the data of the run are lost: start it again")
+        node.update_data({key: found[key]})  # those that join later fetch it here, too
         return found[key]
 
 

@@ -132,7 +132,10 @@ class DataLeases:
         self._passes: dict[str, _Pass] = {}  # by the run of workers
         self._news = asyncio.Event()
         self._restorations: tuple[msg.Restoration, ...] = ()
-        self.services: dict[type, Callable[[Any], Any]] = {msg.TakeLease: self._take}
+        self.services: dict[type, Callable[[Any], Any]] = {
+            msg.TakeLease: self._take,
+            msg.RunEnded: self._ended,
+        }
 
     def left(self, worker: str, incarnation: int) -> None:
         """Take back what a worker holds, which sends no more updates."""
@@ -164,12 +167,18 @@ class DataLeases:
                     await news.wait()
         return msg.Leased()
 
+    async def _ended(self, m: msg.RunEnded) -> bool:
+        each = self._passes.get(m.run)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._coordinator.group.timings.hold):
+                if each is not None:
+                    await self._know(each)
+                    return each.is_given_out
+        return False
+
     async def _reply(self, each: _Pass, m: msg.TakeLease) -> msg.Leased | None:
         """Return the reply to a worker; None: others may return batches."""
-        self._note_restorations()
-        while not each.name or each.gaps or (each.unsure and each.is_given_out):
-            await self._look(each)
-            self._note_restorations()
+        await self._know(each)
         # No await from here on: the lease of a worker that had left before would not be taken back.
         if self._coordinator.workers.active.get(m.worker) != m.incarnation:
             return msg.Leased(given_up=True)
@@ -179,6 +188,13 @@ class DataLeases:
         if lease is not None:
             return msg.Leased(each.name, lease)
         return msg.Leased(each.name, ended=True) if each.is_given_out else None
+
+    async def _know(self, each: _Pass) -> None:
+        """Ask the shards if batches may be lost, or if all were given out."""
+        self._note_restorations()
+        while not each.name or each.gaps or (each.unsure and each.is_given_out):
+            await self._look(each)
+            self._note_restorations()
 
     def _note_restorations(self) -> None:
         restorations = self._coordinator.losses.restorations

@@ -289,6 +289,37 @@ def test_workers_on_all_nodes_compute_until_every_batch_is_applied() -> None:
             assert ps.pull()["w"].tolist() == [passes * SOME] * EXAMPLES
 
 
+def test_a_run_on_all_nodes_is_over_though_batches_of_an_earlier_pass_are_lost() -> None:
+    killed = []
+
+    def kill(worker: Worker, batches: Batches) -> int:
+        first = few(worker, batches)
+        if not killed:
+            killed.append(cluster.kill("server-0"))
+        return first + count(worker, batches)
+
+    with (
+        VirtualCluster(servers=2, workers=3) as cluster,
+        server(cluster, recovery=Recovery(Checkpoint(every=30)), on_loss="ignore") as ps,
+    ):
+        run(ps, workers="all")
+        run(ps, kill, workers="all")
+        assert ps.updates_lost > 4
+        (reply,) = audited(ps)
+        assert sum(done.batches for done in reply.batches.values()) == (10 + 11) * EPOCHS
+
+
+def test_a_run_on_all_nodes_can_be_stopped() -> None:
+    def stop(worker: Worker, batches: Batches) -> None:
+        few(worker, batches)
+        ps.stop()
+
+    with VirtualCluster(workers=2) as cluster, server(cluster) as ps:
+        with pytest.raises(TrainingStopped):
+            run(ps, stop, workers="all", epochs=SOME)
+        assert sum(future.result() for future in run(ps, workers="all", epochs=SOME)) > 0
+
+
 def test_an_error_on_one_of_all_nodes_is_raised() -> None:
     def fail(worker: Worker, batches: Batches) -> None:
         raise ValueError("a bad example")
@@ -357,7 +388,8 @@ def test_a_run_on_all_nodes_follows_those_that_join_and_are_lost() -> None:
         server(cluster.client) as ps,
         ThreadPoolExecutor(1) as threads,
     ):
-        running = threads.submit(run, ps, workers="all", epochs=MANY)
+        data = {"index": np.arange(EXAMPLES)}
+        running = threads.submit(run, ps, named, workers="all", data=data, epochs=MANY)
         for number, updates in ((0, 20), (1, 100)):
             eventually(lambda: running.done() or min(versions(ps)) >= updates, SECONDS)  # noqa: B023
             assert is_gone(cluster.kill(f"worker-{number}"), SECONDS)
