@@ -30,7 +30,7 @@ class _Pass:
     """One pass over a data set, by a run of workers; "" until it has its `name`.
 
     `held` are the leases of each worker. With `gaps`, batches that were given out may be lost. It
-    is `unsure` while the shards have not been asked since the last lease.
+    is `unsure` while the shards have not been asked since a lease was returned.
     """
 
     def __init__(self, division: Division, stops: int) -> None:
@@ -66,7 +66,6 @@ class _Pass:
             self._todo.appendleft((epoch, range(cut, batches.stop)))
         lease = Lease(next(self._numbers), epoch, batches.start, cut)
         self.held.setdefault(holder, {})[lease.number] = lease
-        self.unsure = True
         self._refill()
         return lease
 
@@ -78,6 +77,8 @@ class _Pass:
         }
         if left:
             self.held[holder] = left
+        # A shard may have lost batches of the others while these counted as under way.
+        self.unsure |= len(left) < len(before)
         return len(left) < len(before)
 
     def not_received(self, holder: Holder, last: int) -> Lease | None:

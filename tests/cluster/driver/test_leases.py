@@ -139,6 +139,26 @@ def test_a_shard_that_was_restored_gets_the_batches_again_that_it_lacks(train: A
         assert_each_once(ps, SOME)
 
 
+def test_batches_are_computed_again_that_are_lost_while_their_lease_is_held() -> None:
+    def first_is_lost(worker: Worker, batches: Batches) -> None:
+        for number, indices in enumerate(batches):
+            count(worker, [indices])
+            if number == 0 and worker.index == 0:
+                cluster.kill("server-0")
+                worker.pull()  # returns when the shard is restored
+                worker.sleep(5.0)  # the other worker has asked for a lease by then
+
+    with (
+        VirtualCluster(servers=2, workers=2) as cluster,
+        server(cluster, recovery=Recovery(Checkpoint(every=1000)), on_loss="ignore") as ps,
+    ):
+        futures = ps.run(first_is_lost, workers=2, data=EXAMPLES, batch_size=EXAMPLES // 2)
+        for future in futures:
+            future.result()
+        assert ps.updates_lost == 1
+        assert ps.pull()["w"].tolist() == [1] * EXAMPLES
+
+
 def few(worker: Worker, batches: Batches) -> int:
     return count(worker, itertools.islice(batches, 4))
 
