@@ -129,10 +129,13 @@ class TrainingSection(Section):
                 refuse(f"expected {needed} with epochs", key=key)
         return self
 
-    @property
-    def epoch_batches(self) -> int | None:
-        """The number of batches that are leased in an epoch; None: workers have shares."""
-        return None if self.epochs is None else self.updates // self.epochs
+    def leases(self, seed: int) -> dict[str, Any]:
+        """Return the arguments of `ParameterServer.run` to lease data, if workers do so."""
+        if self.epochs is None:
+            return {}
+        examples = self.updates // self.epochs * self.batch_size
+        sizes = {"data": examples, "batch_size": self.batch_size, "epochs": self.epochs}
+        return {**sizes, "shuffle": seed, "lease": self.lease}
 
 
 class ChangeSection(Section):

@@ -24,7 +24,6 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from distributed import Client, Future, KilledWorker
 
@@ -228,16 +227,7 @@ class ElasticWorkerPool(_Pool):
         super().__init__(client, ps, config)
         endless: defaultdict[str, range] = defaultdict(partial(range, self._training.updates))
         self._loop = partial(self._train, endless)
-        training = self._training
-        self._leased: dict[str, Any] = {}
-        if training.epoch_batches is not None:
-            self._leased = {
-                "data": training.epoch_batches * training.batch_size,
-                "batch_size": training.batch_size,
-                "epochs": training.epochs,
-                "shuffle": config.seed,
-                "lease": training.lease,
-            }
+        self._leased = self._training.leases(config.seed)
         self._left = list(config.elastic)
         self._emit = emit
         self._progress = Progress(ps.audit, self._platform)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import Literal
@@ -71,14 +72,15 @@ UPDATES += [
 
 # -- examples --------------------------------------------------------------------------------
 
-_EXAMPLES: dict[str, tuple[Better, str]] = {
-    "applied": ("higher", "Examples in the final state; of the shard that has fewest."),
-    "lost": ("lower", "Examples that are not in the final state; of the shard that lacks most."),
-    "repeated": ("lower", "Examples that were applied again; of the shard with most of them."),
+_EXAMPLES: dict[str, tuple[Unit, Better, str]] = {
+    "examples_applied": ("count", "higher", "Examples in the final state, once for each epoch."),
+    "examples_lost": ("count", "lower", "Examples that are not in it, once for each epoch."),
+    "examples_repeated": ("count", "lower", "Examples that were applied again."),
+    "epochs": ("", "higher", "Passes over the leased data that are in the final state."),
 }
 
 
-def _examples(trial: Trial) -> dict[str, int]:
+def _examples(trial: Trial) -> dict[str, float]:
     """Count the examples of leased data; nothing for other trials, or if a shard did not answer."""
     training = trial.record.config.get("training", {})
     audits = {audit.shard: audit for audit in trial.record.of(Audited)}.values()
@@ -87,38 +89,30 @@ def _examples(trial: Trial) -> dict[str, int]:
         return {}
     size, applied = training["batch_size"], min(audit.batches for audit in audits)
     return {
-        "applied": size * applied,
-        "lost": size * (training["updates"] - applied),
-        "repeated": size * max(audit.version - audit.batches for audit in audits),
+        "examples_applied": size * applied,
+        "examples_lost": size * (training["updates"] - applied),
+        "examples_repeated": size * max(audit.version - audit.batches for audit in audits),
+        "epochs": training["epochs"] * applied / training["updates"],
     }
 
 
-def _count_of(name: str) -> Callable[[Trial], int | None]:
-    return lambda trial: _examples(trial).get(name)
+def _of_examples(name: str, trial: Trial) -> float | None:
+    return _examples(trial).get(name)
 
 
 UPDATES += [
     Metric(
-        f"examples_{name}",
-        f"examples {name}",
-        "count",
+        name,
+        name.replace("_", " "),
+        unit,
         better,
-        f"{text} An example counts once for each epoch. Empty without leases (`training.epochs`), "
-        "or if a shard was down at the end.",
-        _count_of(name),
+        f"{text} Of the worst shard. Empty without leases (`training.epochs`), or if a shard was "
+        "down at the end.",
+        partial(_of_examples, name),
         whole=False,
     )
-    for name, (better, text) in _EXAMPLES.items()
+    for name, (unit, better, text) in _EXAMPLES.items()
 ]
-
-
-@UPDATES.metric("epochs", "", "higher", whole=False)
-def epochs(trial: Trial) -> float | None:
-    """Passes over leased data that are in the final state; of the shard that has fewest."""
-    training, applied = trial.record.config.get("training", {}), _examples(trial).get("applied")
-    if applied is None:
-        return None
-    return float(training["epochs"] * applied / (training["updates"] * training["batch_size"]))
 
 
 # -- staleness -------------------------------------------------------------------------------

@@ -162,16 +162,17 @@ class Training:
                 try:
                     nodes = self._check(train, ["batches"], 1)
                     share = Share(leases=self._leases(run, data, division, nodes))
-                    futures += self._start(train, [share], stops)
+                    futures += self._start(train, [share])
                 except CapacityError:  # no thread is free
                     with suppress(CancelledError):
                         platform.wait(client, _unfinished(futures), LOOK_SECONDS)
                 for future in futures:
                     if future.status == "error" and not isinstance(future.exception(), _LOST):
                         future.result()
-            # Lost workers that Dask starts again may wait for a node.
-            begun = processing(client, self._hosts.for_workers)
-            client.sync(client.cancel, [f for f in _unfinished(futures) if f.key not in begun])
+            if hasattr(client, "processing"):
+                # Lost workers that Dask starts again may wait for a node.
+                begun = processing(client, self._hosts.for_workers)
+                client.cancel([f for f in _unfinished(futures) if f.key not in begun])
             while left := _unfinished(futures):
                 platform.wait(client, left, LOOK_SECONDS, every=True)
         finally:
@@ -204,16 +205,14 @@ class Training:
         check_threads(self._client, nodes, workers, self._group.name, self.holding())
         return nodes
 
-    def _start(
-        self, train: Callable[..., Any], shares: Sequence[Share], stops: int | None = None
-    ) -> list[Any]:
-        first, stops = len(self.started), self.stops if stops is None else stops
+    def _start(self, train: Callable[..., Any], shares: Sequence[Share]) -> list[Any]:
+        first = len(self.started)
         self._last_run = peers = [f"worker-{first + index}" for index in range(len(shares))]
-        return [self._submit(train, peers, n, share, stops) for n, share in enumerate(shares)]
+        return [self._submit(train, peers, index, share) for index, share in enumerate(shares)]
 
     def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
         """Restart a worker: see `ParameterServer.run_again`."""
-        return self._submit(train, [worker], 0, self.of_name(worker).share, self.stops, node)
+        return self._submit(train, [worker], 0, self.of_name(worker).share, node)
 
     def of_name(self, worker: object) -> Started:
         """Return a worker that was started; raises `ConfigurationError` if none has this name."""
@@ -253,14 +252,13 @@ class Training:
         peers: Sequence[str],
         index: int,
         share: Share,
-        stops: int,
         only_on: str | None = None,
     ) -> Any:
         nodes = [n for n in self._hosts.for_workers if only_on in (None, n.name)]
         if not nodes:
             raise ConfigurationError(f"there is no node {only_on!r} for workers")
         name = peers[index]
-        place = Place(peers, index, {node.address: node.name for node in nodes}, stops)
+        place = Place(peers, index, {node.address: node.name for node in nodes}, self.stops)
         with must_be_sent("train", "worker"):
             future = self._client.submit(
                 run_worker,
@@ -280,7 +278,9 @@ class Training:
             again.look(self.stops)
             if not again.ended:
                 self._replaced.add(again.future)
-        self.started[name] = each = Started(future.key, at, stops, before, future, share, only_on)
+        self.started[name] = each = Started(
+            future.key, at, self.stops, before, future, share, only_on
+        )
         # At once, because a closed client treats every future as cancelled.
         future.add_done_callback(lambda _: each.look(self.stops))
         return future
