@@ -390,7 +390,7 @@ class Auditor:
             return
         process = here.get()
         if isinstance(process, Process) and not world.has_given_up(process):
-            self._committed[shard].note(state.version, now())
+            self._committed[shard].note(state.version, process)
 
     def _renewed(self, request: RenewLease, reply: wire.Frames) -> None:
         """The coordinator has answered a host that asks for its lease."""

@@ -30,7 +30,7 @@ from dps.recovery.durability import Persistence
 from dps.recovery.layered import LayeredPersistence
 from dps.recovery.partial import PartialCheckpoint, parts_until_all, units_of
 from dps.recovery.shared_store import StorePersistence
-from tests.simulator.network import Violation
+from tests.simulator.network import Process, Violation
 from tests.simulator.patches import Patch, before, require
 from tests.simulator.world import World
 
@@ -39,18 +39,26 @@ MARGIN = 0.01
 
 
 class Committed:
-    """When each version of a shard was committed first, as far as it may still be lost."""
+    """When each version of a shard was committed first, as far as it may still be lost.
+
+    Times are those of the servers' own clocks, which may stand still.
+    """
 
     def __init__(self, seconds: float, work: float) -> None:
         self._seconds = seconds
         # A write that is due may have to wait for one that is under way.
         self._saved_within = max(seconds, seconds / 2 + 2 * work)
         self._at: list[tuple[int, float]] = []
+        self._server: tuple[Process, float] | None = None  # and how long it had stood still
+        self._stood = 0.0
 
-    def note(self, version: int, now: float) -> None:
-        """Take note of a version that is committed."""
+    def note(self, version: int, server: Process) -> None:
+        """Take note of a version that a server has committed."""
+        if self._server is not None and self._server[0] is server:
+            self._stood += server.stood - self._server[1]
+        self._server = server, server.stood
         if not self._at or version > self._at[-1][0]:
-            self._at.append((version, now))
+            self._at.append((version, now() - self._stood))
 
     def restored(self, what: str, version: int, whole: bool, lost_at: float | None) -> None:
         """A state was restored; `lost_at` says when the last server ended, if that is to count.
@@ -65,7 +73,7 @@ class Committed:
         text = f"{what}: updates of {span:.3f} s are lost, {self._seconds:g} s are promised"
         require(span <= self._seconds / SLOWEST_CLOCK + MARGIN, "lost", text)
         if lost_at is not None:
-            age = lost_at - lost[0]
+            age = lost_at - self._stood - lost[0]
             text = f"{what}: an update was committed {age:.3f} s before, and is not saved"
             require(age <= self._saved_within / SLOWEST_CLOCK + MARGIN, "lost", text)
 
