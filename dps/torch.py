@@ -210,10 +210,8 @@ class Replica(Closing):
                 "functools.partial(torch.optim.AdamW, lr=1e-3)"
             )
         if inner is not None and ahead:
-            raise ConfigurationError(
-                f"ahead={ahead}: weights that lack this worker's last update would undo its local "
-                "steps; expected 0 with inner"
-            )
+            reason = "weights that lack this worker's last update would undo its local steps"
+            raise ConfigurationError(f"ahead={ahead}: {reason}; expected 0 with inner")
         one_of("buffers", buffers, get_args(Buffers))
         whole_argument("average_every", average_every, 1, "updates")
         trained, float_buffers = _trained(module, worker.layout.names), _float_buffers(module)
@@ -221,7 +219,7 @@ class Replica(Closing):
         self._worker = worker
         self._trained = trained
         self._averaged = float_buffers if buffers == "averaged" else {}
-        self._average_every, self._updates = average_every, 0
+        self._average_every, self._local_steps, self._updates = average_every, local_steps, 0
         wanted = {n: _described(tensor) for n, tensor in {**trained, **self._averaged}.items()}
         source = "dps.torch.parameters(module), with the same choice of buffers"
         worker.layout.require(wanted, "the module", source)
@@ -242,7 +240,7 @@ class Replica(Closing):
                 "one CUDA device"
             )
         stepped = {name: t for name, t in trained.items() if name not in worker.frozen}
-        self._local = None if inner is None else LocalSteps(stepped, inner, local_steps)
+        self._local = None if inner is None else LocalSteps(stepped, inner)
         self.inner = None if self._local is None else self._local.optimizer
         self._memory = kind(flat, trained, worker)
         self._load_buffers(worker.pull() if self._averaged else {})
@@ -278,7 +276,7 @@ class Replica(Closing):
             return
         self._local.step()
         self.zero_grad()
-        if self._local.is_due:
+        if self._local.taken >= self._local_steps:
             self.exchange()
 
     def exchange(self) -> None:
@@ -373,22 +371,16 @@ class LocalSteps:
     `taken` is how many it has taken since the last one.
     """
 
-    def __init__(self, trained: Mapping[str, Tensor], inner: Inner, steps: int) -> None:
+    def __init__(self, trained: Mapping[str, Tensor], inner: Inner) -> None:
         optimizer = inner(list(trained.values())) if callable(inner) else None
         if not isinstance(optimizer, torch.optim.Optimizer):
             expected = "a function from parameters to an optimizer, such as torch.optim.AdamW"
             raise refused("inner", inner, expected)
         self.optimizer = optimizer
         self._trained = trained
-        self._steps = steps
         self._before: dict[str, Tensor] = {}
         self.taken = 0
         self._changed: set[str] = set()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether these are all steps of an update."""
-        return self.taken >= self._steps
 
     def step(self) -> None:
         """Take a step."""

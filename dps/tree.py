@@ -132,10 +132,8 @@ class Replica(Closing):
         array([3., 3.])
         """
         if self._ahead:
-            raise ConfigurationError(
-                f"ahead={self._ahead}: weights that lack this worker's last update would undo its "
-                "local steps; attach with ahead=0 for exchange"
-            )
+            reason = "weights that lack this worker's last update would undo its local steps"
+            raise ConfigurationError(f"ahead={self._ahead}: {reason}; expected 0 for exchange")
         arrays = self._written(weights)
         assert self._worker.read_point is not None
         before = self._worker.layout.scatter(self._worker.read_point.buffers)

@@ -27,11 +27,6 @@ class Applied(NamedTuple):
     bits: bytes = b""  # the lowest first
 
     @property
-    def end(self) -> int:
-        """The batch after the last one with a bit."""
-        return self.below + 8 * len(self.bits)
-
-    @property
     def batches(self) -> int:
         """How many batches these are."""
         return self.below + int.from_bytes(self.bits, "little").bit_count()
@@ -164,9 +159,8 @@ def lacking(applied: Applied, count: int) -> Iterator[range]:
     >>> list(lacking(Applied(1, b"\\x05"), 6))
     [range(2, 3), range(4, 6)]
     """
-    begin = applied.below
-    bits = int.from_bytes(applied.bits, "little")
-    for at in range(applied.below, min(applied.end, count)):
+    begin, bits = applied.below, int.from_bytes(applied.bits, "little")
+    for at in range(applied.below, min(applied.below + bits.bit_length(), count)):
         if bits >> at - applied.below & 1:
             if begin < at:
                 yield range(begin, at)
@@ -219,7 +213,8 @@ def examples_of(source: Any) -> int:
         return number
     is_sequence = hasattr(source, "__len__") and hasattr(source, "__getitem__")
     is_text = isinstance(source, str | bytes | dict)
-    if is_text or not is_sequence or not _axes(source) or hasattr(source, "__dask_graph__"):
+    is_number = getattr(source, "ndim", 1) == 0
+    if is_text or is_number or not is_sequence or hasattr(source, "__dask_graph__"):
         raise ConfigurationError(
             f"data is {type(source).__name__}, expected a number of examples, an array, a sequence "
             "such as a list of files or a Dataset of torch, or a tuple or dict of these; of a Dask "
@@ -245,8 +240,3 @@ def chosen(source: Any, indices: np.ndarray) -> Any:
     if hasattr(source, "ndim"):
         return source[indices]
     return [source[int(index)] for index in indices]
-
-
-def _axes(source: Any) -> int:
-    """Return the number of axes of an array; 1 for other sequences."""
-    return int(getattr(source, "ndim", 1))

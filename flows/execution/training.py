@@ -73,11 +73,9 @@ def train(
     goal = training.updates if config.stops_together else math.inf
     local = _LocalSteps(training, worker.frozen, share.start * training.local_steps)
 
-    def updates() -> Iterator[Iterable[Array]]:
-        if leased is not None:
-            yield from ([batch] for batch in leased)
-        else:
-            yield from (islice(order, training.local_steps) for _ in share)
+    updates: Iterable[Iterable[Array]] = (islice(order, training.local_steps) for _ in share)
+    if leased is not None:
+        updates = ([batch] for batch in leased)
 
     def gradient(weights: Weights, batch: Array) -> tuple[float, Weights]:
         began = worker.now()
@@ -88,7 +86,7 @@ def train(
         return found
 
     with Pipeline(worker, training.ahead) as pipeline:
-        for chosen in updates():
+        for chosen in updates:
             if worker.read_point is not None and worker.read_point.updates >= goal:
                 return True
             if worker.leaving:

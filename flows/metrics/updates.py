@@ -80,24 +80,21 @@ _EXAMPLES: dict[str, tuple[Unit, Better, str]] = {
 }
 
 
-def _examples(trial: Trial) -> dict[str, float]:
-    """Count the examples of leased data; nothing for other trials, or if a shard did not answer."""
+def _of_examples(name: str, trial: Trial) -> float | None:
+    """Count the examples of leased data; None for other trials, or if a shard did not answer."""
     training = trial.record.config.get("training", {})
     audits = {audit.shard: audit for audit in trial.record.of(Audited)}.values()
     started = trial.record.of(TrainingStarted)
     if training.get("epochs") is None or not started or len(audits) < started[0].shards:
-        return {}
+        return None
     size, applied = training["batch_size"], min(audit.batches for audit in audits)
-    return {
+    counts: dict[str, float] = {
         "examples_applied": size * applied,
         "examples_lost": size * (training["updates"] - applied),
         "examples_repeated": size * max(audit.version - audit.batches for audit in audits),
         "epochs": training["epochs"] * applied / training["updates"],
     }
-
-
-def _of_examples(name: str, trial: Trial) -> float | None:
-    return _examples(trial).get(name)
+    return counts[name]
 
 
 UPDATES += [

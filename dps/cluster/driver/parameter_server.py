@@ -33,7 +33,7 @@ from dps.events import Failover, Sink
 from dps.observe.tracking import MlflowRun
 from dps.observe.views import Listing, ShardView, WorkerView, display, overview_html, overview_line
 from dps.protocol.client.client import Client
-from dps.protocol.messages import Description, Dismiss, Loss, RunEnded, Table
+from dps.protocol.messages import Description, Dismiss, Loss, Table
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
 from dps.recovery import model_files
@@ -327,10 +327,8 @@ class ParameterServer:
                 'workers="all" needs data and batch_size, and a client that is not asynchronous'
             )
         self._driver.note_updates()
-        ask, router = self._do, self._driver.router
-        return training.run_on_all(
-            train, data, division, lambda run: ask(router.ask, RunEnded(run))
-        )
+        ask = partial(self._do, self._driver.router.ask)
+        return training.run_on_all(train, data, division, ask)
 
     def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
         """Restart a worker that was lost with its node; return its Dask future.

@@ -7,7 +7,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from distributed import KilledWorker
 
@@ -43,7 +43,7 @@ from dps.observe.views import (
     missing_copies,
     size,
 )
-from dps.protocol.messages import Description, View
+from dps.protocol.messages import Description, RunEnded, View
 
 if TYPE_CHECKING:
     import distributed
@@ -53,11 +53,8 @@ ERROR_TEXT = 200  # characters of an error that are shown
 _LOST = (KilledWorker, CapacityError)  # errors of workers whose node, or whose data, was lost
 
 
-class Share(NamedTuple):
-    """A worker's partitions of the data; or all of it, of which it leases batches."""
-
-    data: list[Any] | None = None
-    leases: Leases | None = None
+# A worker's partitions of the data, or all of it, of which it leases batches.
+Share = Sequence[Any] | Leases | None
 
 
 @dataclass(slots=True)
@@ -136,13 +133,13 @@ class Training:
         workers = whole_argument("workers", workers, 1, "workers")
         arguments = [] if data is None else ["data" if division is None else "batches"]
         nodes = self._check(train, arguments, workers)
-        shares: Sequence[Share] = [Share()] * workers
+        shares: Sequence[Share] = [None] * workers
         if division is not None:
             run = platform_of(self._client).token()
-            shares = [Share(None, self._leases(run, data, division, nodes))] * workers
+            shares = [self._leases(run, data, division, nodes)] * workers
         elif data is not None:
             addresses = [node.address for node in nodes]
-            shares = [Share(own) for own in shares_of(self._client, data, workers, addresses)]
+            shares = shares_of(self._client, data, workers, addresses)
         return self._start(train, shares)
 
     def run_on_all(
@@ -150,19 +147,18 @@ class Training:
         train: Callable[..., Any],
         data: Any,
         division: Division,
-        has_ended: Callable[[str], bool],
+        ask: Callable[[RunEnded], bool],
     ) -> list[Any]:
         """Run workers on all threads for workers until every batch is applied."""
         client, platform = self._client, platform_of(self._client)
         run, stops, futures = platform.token(), self.stops, list[Any]()
         try:
-            while not has_ended(run):
+            while not ask(RunEnded(run)):
                 if self.stops != stops:
                     raise TrainingStopped("stopped by ps.stop()")
                 try:
                     nodes = self._check(train, ["batches"], 1)
-                    share = Share(leases=self._leases(run, data, division, nodes))
-                    futures += self._start(train, [share])
+                    futures += self._start(train, [self._leases(run, data, division, nodes)])
                 except CapacityError:  # no thread is free
                     with suppress(CancelledError):
                         platform.wait(client, _unfinished(futures), LOOK_SECONDS)
@@ -184,9 +180,9 @@ class Training:
         """Start one more worker: see `ParameterServer.add_worker`."""
         started = [each for _, each in self._current()]
         others = [each for each in started if not each.ended] or started
-        share = Share(leases=others[-1].share.leases) if others else Share()
-        self._check(train, [] if share.leases is None else ["batches"], 1)
-        return self._start(train, [share])[0]
+        leases = others[-1].share if others and isinstance(others[-1].share, Leases) else None
+        self._check(train, [] if leases is None else ["batches"], 1)
+        return self._start(train, [leases])[0]
 
     def _leases(self, run: str, data: Any, division: Division, nodes: Sequence[Node]) -> Leases:
         """Return what workers need to lease batches; the same data is sent again if it is lost."""
@@ -242,7 +238,7 @@ class Training:
     def let_go(self) -> None:
         """Note how workers have ended, and release their futures and data."""
         for _, each in self._current():
-            each.future, each.share = None, Share()
+            each.future = each.share = None
         self._replaced.clear()
         self._sent = None
 
@@ -265,8 +261,7 @@ class Training:
                 self._group,
                 train,
                 place,
-                share.data,
-                share.leases,
+                share,
                 key=f"dps-{name}-{self._group.name}-{platform_of(self._client).token()}",
                 workers=list(place.nodes),
                 resources={"worker": 1} if nodes[0].resource else None,

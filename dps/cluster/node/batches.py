@@ -21,6 +21,8 @@ from dps.protocol.client.client import Client
 from dps.protocol.messages import Leased
 
 Indices = np.ndarray  # of the examples of a batch, int64
+Begin = Callable[[Coroutine[Any, Any, Any]], Future[Any]]  # begins a request
+UnderWay = Callable[[], list[Future[Any]]]  # the requests that have not ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,6 @@ class Leases:
             raise CapacityError("all nodes that had the data of the run are lost: start it again")
         node.update_data({key: found[key]})  # those that join later fetch it here, too
         return found[key]
-
-
-class Requests(NamedTuple):
-    """The requests of a worker: how to begin one, and those that are under way."""
-
-    begin: Callable[[Coroutine[Any, Any, Any]], Future[Any]]
-    under_way: Callable[[], list[Future[Any]]]
-    leaving: Callable[[], bool]  # whether the worker is to make no more
 
 
 class _Leased(NamedTuple):
@@ -94,13 +88,21 @@ class Batches:
     {'sum': array([14., 14.])}
     """
 
-    def __init__(self, leases: Leases, data: Any, client: Client, requests: Requests) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        data: Any,
+        client: Client,
+        begin: Begin,
+        under_way: UnderWay,
+        leaving: Callable[[], bool],
+    ) -> None:
         self.epoch = 0
         self.division = leases.division
         self._run = leases.run
         self._data = data
         self._client = client
-        self._requests = requests
+        self._begin, self._under_way, self._leaving = begin, under_way, leaving
         self._last = 0  # the number of the last lease
         self._left: deque[_Leased] = deque()  # leased, and not begun
         # Leases, and once all their batches were begun, the requests under way then.
@@ -119,17 +121,17 @@ class Batches:
         # A worker that was given up has no leases.
         present = [each for each in self._left if each.incarnation == self._client.incarnation]
         self._left = deque(present)
-        while not self._requests.leaving():
+        while not self._leaving():
             if self._left:
                 return True
             reply = self._take(waits=True)
             if reply.ended:
                 return False
             if reply.lease is None:
-                for sent in self._requests.under_way():
+                for sent in self._under_way():
                     with suppress(CancelledError):
                         sent.exception()  # waits, also on virtual time
-                self._requests.begin(self._client.idle()).result()
+                self._begin(self._client.idle()).result()
         return False
 
     def begin(self) -> Indices | None:
@@ -139,7 +141,7 @@ class Batches:
                 f"batch {self._open.number} of epoch {self.epoch} was not pushed: each batch needs "
                 "exactly one push before the next one; with local steps, call exchange() after it"
             )
-        if not self._left or self._requests.leaving():
+        if not self._left or self._leaving():
             return None
         leased = self._left.popleft()
         if leased.incarnation != self._client.incarnation:
@@ -175,12 +177,12 @@ class Batches:
     def _take(self, waits: bool) -> Leased:
         """Take a lease; `waits`: wait some time for batches that others may return."""
         for number in self._held.keys() - {each.lease for each in self._left}:
-            requests = self._held.pop(number) or self._requests.under_way()
+            requests = self._held.pop(number) or self._under_way()
             if unfinished := [each for each in requests if not each.done()]:
                 self._held[number] = unfinished
         held = [*self._held]
         request = self._client.take_lease(self._run, self.division, self._last, held, waits)
-        reply: Leased = self._requests.begin(request).result()
+        reply: Leased = self._begin(request).result()
         if reply.lease is not None:
             number, epoch = reply.lease.number, reply.lease.epoch
             batches, incarnation = reply.batches(), self._client.incarnation

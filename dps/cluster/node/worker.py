@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dps.cluster.node.batches import Batches, Leases, Requests
+from dps.cluster.node.batches import Batches, Leases
 from dps.cluster.node.member import Member, leave_of
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
@@ -188,8 +188,8 @@ class Worker:
         self._computing: dict[tuple[str, ...], FlatArrays] = {}
         self.batches: Batches | None = None
         if leases is not None:
-            requests = Requests(self._begin, self._under_way, lambda: self.leaving)
-            self.batches = Batches(leases, data, client, requests)
+            requests = self._begin, self._under_way, lambda: self.leaving
+            self.batches = Batches(leases, data, client, *requests)
 
     @property
     def read_point(self) -> ReadPoint | None:

@@ -44,22 +44,23 @@ def run_worker(
     group: Group,
     train: Callable[..., T],
     place: Place,
-    data: Sequence[Any] | None = None,
-    leases: Leases | None = None,
+    share: Sequence[Any] | Leases | None = None,
 ) -> T:
     """Run a training function as a worker of the group; this is the Dask task.
 
-    `data` are this worker's partitions of a collection, if the workers share one; or it leases
-    batches of the data of `leases`. Returns what `train` returns; raises `UpdatesDropped` if most
-    of the worker's updates were dropped. When `train` raises, the worker leaves the group, so that
-    the others do not wait for it, and the error goes to the Dask future.
+    `share` are this worker's partitions of a collection, if the workers share one, or leases of
+    batches. Returns what `train` returns; raises `UpdatesDropped` if most of the worker's updates
+    were dropped. When `train` raises, the worker leaves the group, so that the others do not wait
+    for it, and the error goes to the Dask future.
 
     Dask repeats a task whose result was lost with its node. The work is done, so `train` is not
     called again: the result is the one that was recorded, or `ResultLost` is raised.
     """
 
+    leases = share if isinstance(share, Leases) else None
+
     def of_worker(worker: Worker) -> T:
-        given = worker.batches if leases is not None else data
+        given = share if leases is None else worker.batches
         return train(worker) if given is None else train(worker, given)
 
     return cast(T, _Task(group, place, leases).run(of_worker))
