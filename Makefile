@@ -13,7 +13,7 @@ EXPERIMENT ?= demo
 PROFILE ?= laptop
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate shapes torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-throughput bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines bench-examples simulate simulate-fresh mutants validate soak clean frontier
+.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate shapes torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types build lock ui report bench bench-throughput bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines bench-examples simulate simulate-fresh mutants validate soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -163,6 +163,9 @@ lint: setup ## check style and formatting
 
 types: setup ## check types
 	$(BIN)/mypy
+
+build: setup ## make the wheel and the source distribution in build/dist
+	$(BIN)/python -m build --outdir build/dist .
 
 lock: ## bring requirements.lock up to the newest releases
 	rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock

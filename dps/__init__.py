@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dps.cluster.supervision.supervisor import supervise as supervise
     from dps.public import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {  # all others are in dps.public
     "Batches": "dps.cluster.node.batches",

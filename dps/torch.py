@@ -24,10 +24,7 @@ from dps.errors import ConfigurationError
 try:
     import torch
 except ImportError as error:
-    raise ImportError(
-        "dps.torch needs torch, which is not installed: in a clone of dps, `make torch` "
-        "or pip install -e '.[torch]'"
-    ) from error
+    raise ImportError("dps.torch needs torch, which is not installed: pip install torch") from error
 
 from dps.torch_device import DeviceMemory, copy_all, dense, moved_into  # which imports torch
 

@@ -52,8 +52,7 @@ def need_torch() -> None:
     """Raise `ConfigurationError` if torch is not installed; the message says how to install it."""
     if find_spec("torch") is None:
         raise ConfigurationError(
-            "torch is not installed; install the extra torch: in a clone of dps, "
-            "`make torch` or pip install -e '.[torch]'"
+            "this experiment needs torch, which is not installed: pip install torch"
         )
 
 

@@ -98,7 +98,7 @@ def test_extras_are_installed_from_a_clone_wherever_it_is_said_how() -> None:
         for path in (*PAGES, *sources)
         for said in _EXTRA.findall(path.read_text())
     }
-    assert {"README.md", "docs/howto/torch.md", "dps/torch.py"} <= {path for path, _, _ in found}
+    assert {"README.md", "docs/howto/torch.md"} <= {path for path, _, _ in found}
     assert {entry for entry in found if entry[1] != "."} == set()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"

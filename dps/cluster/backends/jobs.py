@@ -167,8 +167,8 @@ class Jobs:
                 return getattr(module, f"{self.kind.upper()}Job")
         except ImportError as error:
             raise ConfigurationError(
-                "jobs are submitted with dask-jobqueue, which is not installed: in a clone of dps, "
-                "pip install -e '.[jobqueue]'"
+                "jobs are submitted with dask-jobqueue, which is not installed: "
+                "pip install dask-jobqueue"
             ) from error
         finally:
             dask.config.PATH = place

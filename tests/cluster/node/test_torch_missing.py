@@ -20,4 +20,4 @@ except ImportError as error:
 def test_who_has_no_torch_is_told_how_to_get_it() -> None:
     run = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert run.returncode == 1
-    assert run.stderr.startswith("dps.torch needs torch, which is not installed: in a clone of dps")
+    assert run.stderr.startswith("dps.torch needs torch, which is not installed: pip install torch")

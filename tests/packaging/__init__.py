@@ -1,0 +1,1 @@
+"""The wheel as users install it."""
