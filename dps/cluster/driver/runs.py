@@ -92,16 +92,19 @@ def processing(client: distributed.Client, nodes: Sequence[Node]) -> set[str]:
 
 
 def sent_to_all(
-    client: distributed.Client, data: Any, addresses: Sequence[str]
+    client: distributed.Client, data: Any, key: str, addresses: Sequence[str]
 ) -> distributed.Future | None:
-    """Have several nodes hold some data, so that the loss of one does no harm; return its future.
+    """Send data to several nodes under a key; return its future.
 
     None: it has to be sent with each task, or may as well be.
     """
     if whole(data) is not None or client.asynchronous or not hasattr(client, "scatter"):
         return None
-    with must_be_sent("data", "worker"):  # in a list: those in tuples and dicts would be scattered
-        return client.scatter([data], workers=[*addresses], broadcast=True, hash=False)[0]
+    try:
+        with must_be_sent("data", "worker"):
+            return client.scatter({key: data}, workers=[*addresses], broadcast=True)[key]
+    except (KeyError, OSError) as error:
+        raise CapacityError(f"a node was lost while the data was sent: {error!r}") from error
 
 
 def shares_of(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from asyncio import CancelledError
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     import distributed
 
 LOOK_SECONDS = 1.0  # a slower shard keeps its last known status
+POLL_SECONDS = 0.1
 ERROR_TEXT = 200  # characters of an error that are shown
 _LOST = (KilledWorker, CapacityError)  # errors of workers whose node, or whose data, was lost
 
@@ -109,7 +108,8 @@ class Training:
         self._pace = Pace()
         self._seen = self._clock.monotonic()
         self._last_run: list[str] = []
-        self._sent: tuple[Any, Any] | None = None  # the last data that was leased, and its future
+        # The last data that was leased, its key, and its future.
+        self._sent: tuple[Any, str, Any] | None = None
         self._replaced: set[Any] = set()  # earlier futures of restarted workers
 
     async def look(self) -> None:
@@ -159,18 +159,19 @@ class Training:
                 try:
                     nodes = self._check(train, ["batches"], 1)
                     futures += self._start(train, [self._leases(run, data, division, nodes)])
+                    if any(future.status == "finished" for future in futures):
+                        platform.sleep(LOOK_SECONDS)  # `train` may return early each time
                 except CapacityError:  # no thread is free
-                    with suppress(CancelledError):
-                        platform.wait(client, _unfinished(futures), LOOK_SECONDS)
+                    platform.sleep(POLL_SECONDS)
                 for future in futures:
                     if future.status == "error" and not isinstance(future.exception(), _LOST):
                         future.result()
-            if hasattr(client, "processing"):
-                # Lost workers that Dask starts again may wait for a node.
-                begun = processing(client, self._hosts.for_workers)
-                client.cancel([f for f in _unfinished(futures) if f.key not in begun])
-            while left := _unfinished(futures):
-                platform.wait(client, left, LOOK_SECONDS, every=True)
+            while (left := _unfinished(futures)) and self.stops == stops:
+                if hasattr(client, "processing"):
+                    # Lost workers that Dask starts again may wait for a node.
+                    begun = processing(client, self._hosts.for_workers)
+                    client.cancel([future for future in left if future.key not in begun])
+                platform.sleep(POLL_SECONDS)
         finally:
             if left := _unfinished(futures):
                 client.sync(client.cancel, left)
@@ -181,17 +182,20 @@ class Training:
         started = [each for _, each in self._current()]
         others = [each for each in started if not each.ended] or started
         leases = others[-1].share if others and isinstance(others[-1].share, Leases) else None
-        self._check(train, [] if leases is None else ["batches"], 1)
+        nodes = self._check(train, [] if leases is None else ["batches"], 1)
+        if leases is not None and self._sent is not None and leases.key == self._sent[1]:
+            leases = self._leases(leases.run, self._sent[0], leases.division, nodes)
         return self._start(train, [leases])[0]
 
     def _leases(self, run: str, data: Any, division: Division, nodes: Sequence[Node]) -> Leases:
-        """Return what workers need to lease batches; the same data is sent again if it is lost."""
-        known, future = self._sent or (None, None)
-        if known is not data or (future is not None and future.status != "finished"):
-            addresses = [node.address for node in nodes]
-            self._sent = data, sent_to_all(self._client, data, addresses)
-            _, future = self._sent
-        return Leases(run, division, data if future is None else future.key, future is not None)
+        """Return what workers need to lease batches; data is sent once, and again if it is lost."""
+        known, key, future = self._sent or (None, "", None)
+        if known is not data:
+            key, future = f"dps-data-{platform_of(self._client).token()}", None
+        if future is None or future.status != "finished":
+            future = sent_to_all(self._client, data, key, [node.address for node in nodes])
+        self._sent = data, key, future
+        return Leases(run, division, data) if future is None else Leases(run, division, key=key)
 
     def _check(self, train: Callable[..., Any], given: Sequence[str], workers: int) -> list[Node]:
         """Refuse a function that cannot be called, and too many workers; return the nodes."""

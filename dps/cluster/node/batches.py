@@ -29,19 +29,19 @@ UnderWay = Callable[[], list[Future[Any]]]  # the requests that have not ended
 class Leases:
     """The data of which the workers of a run lease batches.
 
-    If `is_key`, the `source` is the key of a Dask future. That is no dependency of the workers'
-    tasks, because Dask would start these only where it is, and not on nodes that are new.
+    With a `key`, the data is that of a Dask future. It is no dependency of the workers' tasks,
+    because Dask would start these only where it is, and not on nodes that are new.
     """
 
     run: str
     division: Division
-    source: Any
-    is_key: bool = False
+    source: Any = None
+    key: str = ""
 
     async def data(self, node: DaskWorker) -> Any:
         """Return the data, which a node that is new fetches from another one."""
-        key = self.source
-        if not self.is_key:
+        key = self.key
+        if not key:
             return self.source
         if key in node.data:
             return node.data[key]
@@ -49,7 +49,6 @@ class Leases:
         found, *_ = await gather_from_workers(holders, rpc=node.rpc)
         if key not in found:
             raise CapacityError("all nodes that had the data of the run are lost: start it again")
-        node.update_data({key: found[key]})  # those that join later fetch it here, too
         return found[key]
 
 
