@@ -98,12 +98,12 @@ replicate: setup fashion-data ## repeat experiments of two papers and judge thei
 framework: setup ## the shapes of the first parameter-server papers: staleness, scaling, filters, elasticity
 	for each in staleness scaling filters studies/pull-filters elastic; do $(BIN)/dps run $$each || exit; done
 
-shapes: setup ## the same on virtual time, on the framework's own problems: the grids of docs/shapes.md
+shapes: setup ## the same on virtual time, on the framework's own problems: the grids of docs/research/shapes.md
 	$(BIN)/dps run staleness --set cluster.kind=virtual --set experiment=staleness-virtual
 	for each in saturation problems-l1-workers problems-l1-delays problems-rica-workers problems-rica-delays \
 		problems-rica-filters; do $(BIN)/dps run studies/$$each || exit; done
 
-frontier: setup ## who wins when, on virtual time: the grids of docs/who-wins-when.md
+frontier: setup ## who wins when, on virtual time: the grids of docs/research/who-wins-when.md
 	for each in explore interval $(addprefix studies/,frontier frontier-workers frontier-size frontier-all frontier-layers \
 		frontier-stores frontier-faults frontier-everywhere frontier-model frontier-profile partial partial-small ring); do \
 		$(BIN)/dps run $$each || exit; done
@@ -154,7 +154,7 @@ $(VENV)/.docs: $(READY) requirements-docs.lock
 	touch $@
 
 docs: docs-tools ## build the documentation into build/site; any warning fails it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html; to search in it: $(BIN)/python -m http.server -b 127.0.0.1 -d build/site"
 
 lint: setup ## check style and formatting

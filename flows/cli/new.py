@@ -37,14 +37,14 @@ WHAT_SCORES_ARE = {
 TEXT = """\
 # What does it cost {happens}? Recovery: {strategies}.
 #
-# Written by `dps new`; docs/experiments.md has every key.
+# Written by `dps new`; `dps schema` lists every key.
 #
 #   dps plan FILE     the trials, and what the seeds can resolve
 #   dps run FILE      runs the missing trials; afterwards: dps report {name}
 
 experiment: {name}
 
-# The model and its data. For a model or a function of your own see docs/howto/own-data.md.
+# The model and its data.
 workload: {workload}
 {dataset}
 training:
@@ -59,7 +59,7 @@ evaluation: {{every_seconds: 0.25{score}
 time_limit: 80           # seconds after which a trial has failed
 
 # Processes on this machine, fresh for each trial. Or virtual: simulated, fast, and the same each
-# time; or slurm: a job for each node, see docs/clusters.md.
+# time; or slurm: a job for each node.
 cluster: {{kind: local}}
 
 # The comparison: every combination of the labels runs with every seed.

@@ -86,7 +86,7 @@ def test_the_tables_of_the_site_are_those_of_the_package() -> None:
             in shown
         )
     assert str(prices.gb_moved) in shown
-    shown = tables((ROOT / "docs/experiments.md").read_text())
+    shown = tables((ROOT / "docs/experiments/results.md").read_text())
     assert "| per second | `gradients_per_second`, " in shown
 
 
