@@ -311,7 +311,7 @@ class ParameterServer:
             or workers="all" without `batch_size`, or with an asynchronous client.
         """
         self._require_open()
-        division, training = None, self._driver.training
+        division, training, router = None, self._driver.training, self._driver.router
         if batch_size is not None:
             division = Division(examples_of(data), batch_size, lease, epochs, shuffle)
         elif (epochs, shuffle, lease) != (1, None, LEASE):
@@ -327,8 +327,7 @@ class ParameterServer:
                 'workers="all" needs data and batch_size, and a client that is not asynchronous'
             )
         self._driver.note_updates()
-        ask = partial(self._do, self._driver.router.ask)
-        return training.run_on_all(train, data, division, ask)
+        return training.run_on_all(train, data, division, partial(self._do, router.ask))
 
     def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
         """Restart a worker that was lost with its node; return its Dask future.

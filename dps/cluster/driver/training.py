@@ -166,14 +166,16 @@ class Training:
                 for future in futures:
                     if future.status == "error" and not isinstance(future.exception(), _LOST):
                         future.result()
-            while (left := _unfinished(futures)) and self.stops == stops:
+            while (
+                left := [future for future in futures if not future.done()]
+            ) and self.stops == stops:
                 if hasattr(client, "processing"):
                     # Lost workers that Dask starts again may wait for a node.
                     begun = processing(client, self._hosts.for_workers)
                     client.cancel([future for future in left if future.key not in begun])
                 platform.sleep(POLL_SECONDS)
         finally:
-            if left := _unfinished(futures):
+            if left := [future for future in futures if not future.done()]:
                 client.sync(client.cancel, left)
         return [future for future in futures if future.status == "finished"]
 
@@ -377,10 +379,6 @@ class Training:
 
     def _updates(self) -> dict[str, int]:
         return most(known.applied for known in self._known if known)
-
-
-def _unfinished(futures: Sequence[Any]) -> list[Any]:
-    return [future for future in futures if not future.done()]
 
 
 def _brief_error(future: Any) -> str:

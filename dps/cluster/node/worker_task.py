@@ -57,12 +57,11 @@ def run_worker(
     called again: the result is the one that was recorded, or `ResultLost` is raised.
     """
 
-    leases = share if isinstance(share, Leases) else None
-
     def of_worker(worker: Worker) -> T:
-        given = share if leases is None else worker.batches
+        given = worker.batches or share
         return train(worker) if given is None else train(worker, given)
 
+    leases = share if isinstance(share, Leases) else None
     return cast(T, _Task(group, place, leases).run(of_worker))
 
 
