@@ -166,9 +166,7 @@ class Training:
                 for future in futures:
                     if future.status == "error" and not isinstance(future.exception(), _LOST):
                         future.result()
-            while (
-                left := [future for future in futures if not future.done()]
-            ) and self.stops == stops:
+            while (left := [f for f in futures if not f.done()]) and self.stops == stops:
                 if hasattr(client, "processing"):
                     # Lost workers that Dask starts again may wait for a node.
                     begun = processing(client, self._hosts.for_workers)
