@@ -154,7 +154,7 @@ class TooManyReturns(DpsError):
 
 
 class ProgramFailed(DpsError):
-    """A supervised program exited by itself, or its result cannot be passed on."""
+    """A supervised program exited before it returned, or its result cannot be passed on."""
 
 
 class ShardUnavailable(DpsError):

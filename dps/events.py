@@ -168,7 +168,7 @@ class WorkerLeft(OfWorker):
 
     @property
     def was_lost(self) -> bool:
-        """Whether the worker did not leave by itself."""
+        """Whether the worker was removed, because it was lost or silent."""
         return self.reason in ("lost", "silent")
 
     @property

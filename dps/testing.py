@@ -35,7 +35,7 @@ from dps.virtual.threads import VirtualFuture
 class VirtualCluster(VirtualClient):
     """Nodes on virtual time; used in a ``with`` statement, and given to `ParameterServer`.
 
-    Training functions run unchanged, each on a node of its own. Only the virtual clock waits, so a
+    Training functions run unchanged, each on a separate node. Only the virtual clock waits, so a
     training takes as long as its computations. The same program with the same seed has the same
     results, bit by bit. A training function waits by `worker.sleep`; `time.sleep` is refused. Not
     thread-safe.

@@ -5,7 +5,7 @@ memory that the server reads, and weights are copied from the shared memory that
 Each segment of that memory is registered with the driver, once. Copies have a stream besides the
 one that the module computes on, so they overlap if the worker is `ahead`.
 
-The device may also be the CPU, which has no streams: the tests run all else there.
+The device may also be the CPU, which has no streams: the tests run the other code there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Tensor = Any
 Event = Any  # of a stream; None on the CPU
 
 READ_ONLY = 0x08  # cudaHostRegisterReadOnly
-CLIPPED_TOGETHER = 1 << 22  # elements: some steps of clipping need a copy of as many
+CLIPPED_TOGETHER = 1 << 22  # elements: some steps of clipping need a copy of this size
 BITS = (128, 64, 32, 16, 8, 4, 2, 1)
 _registering = threading.Lock()  # workers of one process may share a segment
 
@@ -173,7 +173,7 @@ class Accelerator:
         return torch.where(mask, numbers, 0)
 
     def all_finite(self, numbers: Tensor) -> bool:
-        """Whether there is neither NaN nor infinity."""
+        """Whether all numbers are finite."""
         return bool(numbers.isfinite().all())
 
     def norm(self, numbers: Tensor) -> float:
@@ -366,7 +366,7 @@ class DeviceWeights(Destination):
         wait(self._copied)  # before its memory, and that of the sources, is used again
 
     def expect(self, buffers: Mapping[int, np.ndarray]) -> None:
-        """Copy the buffers to the device, beside what it computes, if nobody has to wait."""
+        """Copy the buffers to the device during its computations, if that needs no wait."""
         quick = {s: buffer for s, buffer in buffers.items() if self._device.is_quick(buffer)}
         if quick and self._lock.acquire(blocking=False):
             try:
@@ -376,7 +376,7 @@ class DeviceWeights(Destination):
                 self._lock.release()
 
     def fill(self, buffers: Mapping[int, np.ndarray]) -> None:
-        """Write the weights into the parameters, before anything else is computed with them."""
+        """Write the weights into the parameters, before later computations use them."""
         with self._lock:
             self._copy(buffers)
             self._stream.wait(self._copied)

@@ -40,7 +40,7 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 def socket_name() -> str:
     """Return the name of the abstract unix socket of the monitor that sees this process.
 
-    Each user has a monitor of their own in each process namespace, as in each container.
+    There is one monitor per user in each process namespace, for example in each container.
     """
     return f"\0dps-monitor-1-{os.getuid()}-{os.stat('/proc/self/ns/pid').st_ino}"
 

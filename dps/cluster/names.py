@@ -13,7 +13,7 @@ from dps.core.names import role_of
 KEY_PREFIX = "dps-"  # of the key of every Dask task and actor that may run for long
 SERVING = ("server", "replica", "spare")
 HOSTING = (*SERVING, "store", "mailbox")
-ANY_SHARD = "any-shard"  # a resource of nodes for servers that are meant for no shard of their own
+ANY_SHARD = "any-shard"  # a resource of server nodes that are not meant for a particular shard
 RESOURCES = ("server", "store", "mailbox", "worker", "evaluator")
 _SHARD_OF_NAME = re.compile(r"(server|replica)-(\d+)(-.*)?$")
 # Recorded events, in batches; nodes that join; nodes that leave; dropped updates.

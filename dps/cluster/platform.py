@@ -189,7 +189,7 @@ def platform_of(holder: object) -> Platform:
 
 
 def keep_memory(platform: Platform) -> None:
-    """Make this process keep freed memory: otherwise large arrays are mapped anew."""
+    """Make this process keep freed memory: otherwise large arrays are mapped every time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if platform is SYSTEM else None
     if mallopt is not None:  # with glibc, whose malloc.h has these numbers
         mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD

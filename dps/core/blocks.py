@@ -396,7 +396,7 @@ class FlatArrays(Destination):
                 self.buffer[begin : begin + nbytes] = buffer[in_shard : in_shard + nbytes]
 
     def gathered(self, shard: int, empty: Empty) -> np.ndarray:
-        """Return a shard's part as one uint8 buffer: a view if it is contiguous, else a copy."""
+        """Return a shard's part as one uint8 buffer: a view if contiguous, otherwise a copy."""
         extents = self.layout.extents[shard]
         if len(extents) == 1:
             return self.buffer[extents[0].begin : extents[0].begin + extents[0].nbytes]
@@ -424,7 +424,7 @@ def _flat_part(
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Whether the array holds neither NaN nor infinity."""
+    """Whether all elements of the array are finite."""
     flat = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         # The dot product needs no temporary array, but may overflow.

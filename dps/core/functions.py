@@ -215,7 +215,7 @@ def average(arrays: Mapping[str, Part], mine: Mapping[str, np.ndarray], share: f
 
 
 DRIVER = "driver"  # the caller that is no worker
-CALLS = "/calls"  # a worker's calls have numbers of their own, under a name of their own
+CALLS = "/calls"  # a worker's calls are numbered separately, under this suffix of its name
 
 
 def names_of(worker: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Placement: blocks on shards, shards on a hash ring of servers, and moves of replicas.
 
-On a hash ring, each server has as many points as virtual nodes; a key belongs to the server whose
-point comes next, so a server that joins or leaves moves only its own keys. With v virtual nodes, a
+On a hash ring, each server has one point per virtual node; a key belongs to the server whose point
+comes next, so a server that joins or leaves moves only its own keys. With v virtual nodes, a
 server's part of the ring has a coefficient of variation of about 1/√v.
 """
 

@@ -143,7 +143,7 @@ class Checked:
 def _checks(cls: type) -> dict[str, tuple[bool, Check]]:
     """Return the check of each field, and whether it may be None.
 
-    A field that a subclass declares anew as a plain `int`, for another default, is still checked.
+    A field that a subclass redeclares as a plain `int`, for another default, is still checked.
     """
     base = cls.__mro__[1]
     found = {} if base is object else dict(_checks(base))
@@ -156,7 +156,7 @@ def _checks(cls: type) -> dict[str, tuple[bool, Check]]:
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         optional = type(None) in kinds
         if len(kinds) - optional > 1:
-            continue  # a class whose field may be of several types checks it by itself
+            continue  # a class whose field may be of several types does its own check
         for kind in kinds:
             checks = getattr(kind, "__metadata__", ())
             if get_origin(kind) is Literal:

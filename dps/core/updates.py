@@ -18,8 +18,8 @@ class UpdateId(NamedTuple):
 
     worker: str
     incarnation: int
-    # That of a worker's last update is its clock, the same on all shards whatever these have lost,
-    # so a worker that joins continues from the clocks of the others.
+    # The number of a worker's last update is its clock. It is the same on all shards, even after
+    # losses, so a worker that joins continues from the clocks of the others.
     seq: int
 
 

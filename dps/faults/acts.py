@@ -231,7 +231,7 @@ class Acts(Striker):
     def _hit_of(self, number: int, node: str) -> Hit:
         return Hit(number, node, self._nodes, self._ps, self._failures)
 
-    # -- faults with an effect of their own ------------------------------------------------------
+    # -- faults other than kills and pauses ------------------------------------------------------
 
     def _disturb(self, number: int, fault: Fault, names: Sequence[str], updates: int) -> None:
         began = self._clock.monotonic()

@@ -280,7 +280,7 @@ Audit = Callable[[], Sequence[Description | None]]  # None: the shard is down
 
 
 class Progress:
-    """The number of applied updates, which a thread of its own asks the shards for.
+    """The number of applied updates, which a separate thread requests from the shards.
 
     A shard that is down or stopped answers late, and other faults must not wait for it.
     """

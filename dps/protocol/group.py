@@ -48,7 +48,7 @@ class Group:
 
     @property
     def aggregate(self) -> int:
-        """Number of updates that are summed into one; 1: each is applied by itself."""
+        """Number of updates that are summed into one; 1: each is applied separately."""
         return self.recovery.durability.above.aggregate
 
     @property

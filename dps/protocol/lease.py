@@ -108,7 +108,7 @@ class Leases(Generic[Holder]):
         """Whether a holder has renewed its lease since the lease of another one ended.
 
         If the other lease is still valid: whether the holder's lease is valid too. So two holders
-        that become silent at once cannot replace each other, in whatever order their leases end.
+        that become silent at once cannot replace each other, whichever lease ends first.
         """
         now = self._clock.monotonic()
         until, others = self._until.get(holder, -math.inf), self._until.get(other, -math.inf)
@@ -117,7 +117,7 @@ class Leases(Generic[Holder]):
     async def watch(self, on_over: Callable[[Holder], Awaitable[None]]) -> None:
         """Call `on_over` for every holder whose lease is over, repeatedly until `end` is called.
 
-        If this process itself stood still, it has not yet read the renewals that arrived meanwhile,
+        If this process was stopped, it has not yet read the renewals that arrived during the stop,
         so every holder gets at least half a lease more.
         """
         while True:
@@ -129,7 +129,7 @@ class Leases(Generic[Holder]):
                 grace = now + self._seconds / 2
                 self._until = {holder: max(t, grace) for holder, t in self._until.items()}
             for holder in [holder for holder, t in self._until.items() if t <= now]:
-                if self._until.get(holder, math.inf) <= now:  # it may be renewed meanwhile
+                if self._until.get(holder, math.inf) <= now:  # it may be renewed during `on_over`
                     await on_over(holder)
 
     def _until_next(self, now: float) -> float:

@@ -329,7 +329,7 @@ class Extend(OfShard):
 
 
 class Replicate(OfShard):
-    """Operations from `first` on for the successor; a newcomer is told what is `committed`."""
+    """Operations from `first` on for the successor; a newcomer also gets the `committed` index."""
 
     first: int
     operations: tuple[Operation, ...]
@@ -536,8 +536,8 @@ class Loss(Message):
     time
         When it was restored, in seconds since the Unix epoch.
     updates, workers
-        How many updates are lost (in a worker's own losses, of its own), and how many of each
-        worker, by its name.
+        The number of lost updates (in `Worker.losses`: only those of that worker), and the number
+        per worker, by name.
     exact
         Whether `updates` is exact. If not, at least that many are lost: a worker that had pushed
         updates was lost too, so its last acknowledgements are unknown.

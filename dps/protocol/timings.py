@@ -28,8 +28,8 @@ class Timings(Checked):
     flush
         How often recorded events are sent.
     lease
-        How long an unreachable process is treated as alive: one that neither answers nor is seen by
-        the monitor of its host.
+        How long an unreachable process is treated as alive: one that does not answer, and that the
+        monitor of its host does not see.
     patience
         How long a busy process is waited for: one that its monitor sees running, but that does not
         answer. A server that holds the only copy of a state is waited for as long as it lives.

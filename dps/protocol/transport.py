@@ -90,7 +90,7 @@ async def answers_of(calls: Sequence[Coroutine[Any, Any, T]], grace: float) -> l
 
 
 class Clock(Protocol):
-    """The time. Waiting is asyncio's; a simulation runs on a loop of its own."""
+    """The time. Waiting is asyncio's; a simulation has its own event loop."""
 
     def now(self) -> float:
         """Seconds since the Unix epoch."""

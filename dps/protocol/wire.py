@@ -2,7 +2,7 @@
 
 A message is a frozen dataclass of plain values, tuples, dicts, arrays and other such dataclasses.
 It is sent as a list of numpy arrays: first the header as bytes, then each array as it is, so that
-large gradients are neither copied nor interpreted. A class must be registered with `message`, or by
+large gradients are not copied or interpreted. A class must be registered with `message`, or by
 an entry point of an installed package.
 """
 

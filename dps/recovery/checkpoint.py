@@ -69,8 +69,8 @@ class Checkpoint(Durability):
     Parameters
     ----------
     every
-        The promise, in updates: no more than `every` acked updates are ever at risk. If neither
-        this nor `seconds` is given, it is 100. "auto" chooses the interval again after each write,
+        The promise, in updates: no more than `every` acked updates are ever at risk. If this
+        and `seconds` are not given, it is 100. "auto" chooses the interval again after each write,
         from the cost of writes and the rate of failures (`dps.core.checkpoint_interval`); the
         promise then is `most` updates.
     mode

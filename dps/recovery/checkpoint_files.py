@@ -5,7 +5,7 @@ table, with their optimizer state) and a JSON manifest. The manifest holds the s
 file of each unit, and the checksums of every file and of itself. A whole checkpoint has all units
 in its own file; a partial one has some of them (`dps.recovery.partial`). The manifest is published
 last, so a checkpoint exists whole or not at all; one whose bytes do not match its manifest is
-skipped. A server that was replaced neither outranks nor removes what its successor wrote.
+skipped. A replaced server cannot outrank or remove the checkpoints of its successor.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ a part in each worker and in the coordinator if they contribute to recoveries. E
 of this package.
 
 An update is *applied* in a server's memory, *committed* when it is as durable as the kind promises,
-and *acked* when its worker is told. A store *keeps* a state; a checkpoint is *saved*.
+and *acked* when its worker gets the reply. A store *keeps* a state; a checkpoint is *saved*.
 """
 
 from __future__ import annotations

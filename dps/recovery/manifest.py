@@ -2,7 +2,7 @@
 
 A small file beside the checkpoints has the layout of the parameters and the group's choices. It is
 written before the first checkpoint, with a checksum, because resuming depends on it. A
-group that resumes from another one's checkpoints writes to a folder of its own, as a later
+group that resumes from another one's checkpoints writes to a separate folder, as a later
 generation, so processes of the earlier group change nothing there.
 """
 

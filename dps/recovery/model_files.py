@@ -220,7 +220,7 @@ def load(path: Path) -> Model:
     StoreUnavailable
         There is no saved model, or it cannot be read.
     CheckpointCorrupt
-        A file is damaged, or missing; the message says which.
+        A file is damaged or missing; the message names it.
     """
     path = as_path("path", path)
     try:

@@ -4,7 +4,7 @@
   saved (SCAR: Qiao et al. 2019; CPR: Maeng et al. 2021). A unit is a block of the shard's buffer,
   or the rows of a table whose keys hash to one page. Each part is a checkpoint like any other, on
   the same schedule; its manifest names, for every unit, the data file with the newest copy.
-  Everything else (counters, the dedupe table, the results of calls) goes into every part.
+  All other state (counters, the dedupe table, the results of calls) goes into every part.
 - Restored: from the newest whole part, and the files that it names.
 - Promised: at most `every * share` acked updates are lost entirely; some blocks may lack more.
 """

@@ -1,7 +1,7 @@
-"""A Dask client on virtual time, with the cluster behind it: what `ParameterServer` is given.
+"""A Dask client on virtual time, with the cluster behind it, for `ParameterServer`.
 
 It provides what dps uses of Dask: it knows the nodes, creates actors and runs tasks on them,
-delivers events, and notices lost nodes. Everything else is dps's own code, as on a real cluster.
+delivers events, and notices lost nodes. All other code is that of dps, as on a real cluster.
 The program that uses it runs outside of virtual time, which passes while the program waits.
 """
 

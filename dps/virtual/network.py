@@ -240,7 +240,7 @@ class Network(Generic[P]):
         return await self.probe(self._processes[source.address], address)
 
     def later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
-        """Call a function after some seconds, whatever the current process does until then."""
+        """Call a function after some seconds, even if the current process is stopped or ended."""
         self._loop.call_later(delay, callback, *args, context=self.nowhere)
 
     def _link(self, source: str, target: str) -> Link:

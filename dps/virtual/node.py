@@ -284,7 +284,7 @@ class Peer:
 
     async def _send(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
         to, sent = Endpoint(self._address, key), carried(frames)
-        try:  # callers have deadlines of their own
+        try:  # callers have their own deadlines
             reply: Any = await self._network.ask(self._source, to, link, key, sent, None)
         except Unreachable as error:
             raise ConnectionResetError(str(error)) from None
@@ -364,7 +364,7 @@ class VirtualWorker(_Server):
                 services[f"{key}.{name}"] = partial(_call, method)
 
     def run(self, work: Callable[[], Any], key: str) -> VirtualThread:
-        """Run a task in a thread of its own."""
+        """Run a task in a new virtual thread."""
         task = self.state.tasks[key] = Task(key)
         thread = task.thread = VirtualThread(work, self._loop, self.process)
         self._current[thread] = key

@@ -1,6 +1,6 @@
 """Blocking code on virtual time: functions that yield to the loop whenever they wait.
 
-Each runs in a greenlet of its own, in the only thread. While it waits for a `VirtualFuture`, the
+Each runs in a separate greenlet of one thread. While it waits for a `VirtualFuture`, the
 loop continues; while the program waits outside of all such functions, it runs the loop.
 """
 
@@ -61,8 +61,8 @@ class BlockingLoop(VirtualLoop):
     def drive(self, future: asyncio.Future[T]) -> T:
         """Let time pass until a future is done; return its result.
 
-        Meanwhile the garbage collector runs less often: most objects of a simulation are freed soon
-        without it, and looking at the others took a quarter of the time.
+        During this, the garbage collector runs less often: most objects of a simulation are freed
+        soon without it, and scanning the others took a quarter of the time.
         """
         garbage = gc.get_threshold()
         time.sleep = _sleep

@@ -103,7 +103,7 @@ class Cluster(ABC):
     def requeue(self, name: str) -> int:
         """Requeue a node's job; return the pid of the process that this ends.
 
-        The job starts again by itself, as the node `dps.core.names.replacement(name)`.
+        Slurm restarts the job as the node `dps.core.names.replacement(name)`.
         `ConfigurationError`: the nodes of this cluster are not jobs of Slurm.
         """
         raise ConfigurationError(self.NO_QUEUE)

@@ -1,6 +1,6 @@
 """Nodes as jobs of a queueing system, which are submitted with dask-jobqueue.
 
-A Dask scheduler runs on this machine, and each node is a job of its own that may wait in the queue.
+A Dask scheduler runs on this machine, and each node is a separate job, which may wait in the queue.
 Every node ends with the scheduler, however that ends. The settings of dask-jobqueue are the
 defaults. dask-jobqueue is imported on first use, and the side effects of its import are undone.
 """

@@ -72,7 +72,7 @@ DASK_SETTINGS = {
 
 
 class LocalCluster(Cluster):
-    """A Dask scheduler and nodes with roles, each in a process of its own, on this machine.
+    """A Dask scheduler and nodes with roles, each in its own process, on this machine.
 
     Use as a context manager; leaving it ends every process. Not thread-safe, but `kill`, `pause`,
     `resume` and `start` may be called from another thread than the one that uses `client`.
@@ -91,7 +91,7 @@ class LocalCluster(Cluster):
         The certificates of all processes; connections without them are refused. None: those of
         Dask's own configuration if it requires encryption, otherwise temporary ones of this
         cluster. "off": as Dask's own configuration defines; without TLS, every user of this machine
-        and anyone else who reaches a port can run code as you.
+        and every process that reaches a port can run code as you.
     scratch
         The folder in which the cluster creates a folder for certificates and temporary files;
         None: the system's folder for temporary files.
@@ -265,7 +265,7 @@ def _run_scheduler(scratch: str, dashboard: bool, host: str, security: Security,
         for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if pid != os.getpid() and os.getpgid(pid) == os.getpgrp():
-                    os.kill(pid, signal.SIGKILL)  # paused nodes end by nothing else
+                    os.kill(pid, signal.SIGKILL)  # no other signal ends paused nodes
                     killed.append(pid)
         for pid in killed:
             is_gone(pid, STOP_SECONDS)

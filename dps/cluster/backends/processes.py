@@ -103,7 +103,7 @@ def fork_context(preload: Sequence[str]) -> ForkServerContext:
 
 @contextlib.contextmanager
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started meanwhile."""
+    """Set environment variables for the processes that are started in the context."""
     before = {key: os.environ[key] for key in settings if key in os.environ}
     os.environ.update(settings)
     try:

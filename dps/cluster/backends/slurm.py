@@ -250,7 +250,7 @@ class _HostDown:
 
     def give_back(self) -> None:
         """Set the host up again, and wait until jobs can start there."""
-        # A failure means that it is up already: Slurm may be configured to do that by itself.
+        # A failure means that it is up already: Slurm may be configured to resume hosts.
         self._waiting.communicate(timeout=COMMAND_SECONDS)
         holds(lambda: _state_of(self._host) in _UP, BACK_SECONDS, LOOK_SECONDS)
 

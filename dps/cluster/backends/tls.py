@@ -1,7 +1,7 @@
 """The certificates by which the processes of a cluster authenticate each other, and their files.
 
-Anyone who has the key of a cluster's certificate can run any code in the cluster. So keys are in
-files that only the user can read, in a folder that is removed with the cluster, however it ends.
+The key of a cluster's certificate permits running any code in the cluster. So keys are in files
+that only the user can read, in a folder that is removed with the cluster, however it ends.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def kept_in(folder: Path, security: Security) -> Security:
 
 
 def remove_keys(folder: Path) -> None:
-    """Remove the files of `kept_in`, and the folder if nothing else is in it.
+    """Remove the files of `kept_in`, and the folder if it is then empty.
 
     The folder is not listed: a process without free file descriptors could not do that.
     """

@@ -125,7 +125,7 @@ class Evaluators:
                 try:  # a node of workers is free as well, because training is over
                     async with asyncio.timeout(self._group.timings.call):
                         await self._make(evaluation, _for(evaluation.role, nodes))
-                except Exception as error:  # noqa: BLE001 (the rest must end, whatever is wrong)
+                except Exception as error:  # noqa: BLE001 (the others must end after any error)
                     logger.warning("no last evaluation: %s: %s", type(error).__name__, error)
         for evaluation in self._evaluations:
             await _end(evaluation)

@@ -292,9 +292,9 @@ class ParameterServer:
             or a tuple or dict of these. `train` is called with the worker and `Batches`, and pushes
             exactly once for each. Every shard applies each batch once in each epoch, however many
             workers are lost, join or leave (`add_worker`). A shard that is restored to an earlier
-            state applies again what it lacks. If a run over as many examples, with the same
-            settings, was interrupted by `stop` or before a `resume`, this continues with the
-            batches that are left.
+            state applies the missing batches again. If a run over the same number of examples, with
+            the same settings, was interrupted by `stop` or before a `resume`, this run continues
+            with the remaining batches.
         epochs
             How often each example is used.
         shuffle
@@ -342,7 +342,7 @@ class ParameterServer:
         """Start one more worker; return its Dask future.
 
         It begins at the clock of the slowest worker. `worker.index` is 0 of 1. If the last `run`
-        leases its data, the worker takes part in that, and `train` is called with `Batches`, too.
+        leases its data, the worker leases batches too, and `train` is called with `Batches`.
         Errors as for `run`.
         """
         self._require_open()
@@ -378,8 +378,8 @@ class ParameterServer:
         ----------
         score
             Called with the weights. Returns the loss, or loss and accuracy (and perhaps objective
-            and stationarity), or a mapping of names to numbers. If it fails or returns anything
-            else, `on_event` gets an `EvaluationMissed`; without `on_event`, there is one warning.
+            and stationarity), or a mapping of names to numbers. If it fails or its result is
+            invalid, `on_event` gets an `EvaluationMissed`; without `on_event`, dps warns once.
         every
             Seconds from one evaluation to the next.
 
@@ -460,8 +460,8 @@ class ParameterServer:
         Shards are read at different moments; for a consistent model, save when no worker runs.
 
         `path` is a folder that the driver can write, or an address that fsspec knows. Raises
-        `StoreUnavailable` if it cannot be written, and `ConfigurationError` if the folder holds a
-        manifest of something else, or fsspec does not know the path.
+        `StoreUnavailable` if it cannot be written, and `ConfigurationError` if the folder holds
+        another kind of manifest, or fsspec does not know the path.
         """
         layout = self.group.layout
 

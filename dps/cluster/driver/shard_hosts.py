@@ -1,7 +1,7 @@
 """The nodes of a group: their roles, their hosts of shards, and how servers join and leave.
 
 A node that has to leave is drained as soon as there is room for what it holds; its evaluator moves
-to another node, and its workers see `leaving`. Then the node ends by itself
+to another node, and its workers see `leaving`. Then the node closes itself
 (`dps.cluster.node.member`).
 """
 

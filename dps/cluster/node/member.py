@@ -108,7 +108,7 @@ class Leave:
         self._handlers[number] = signal.signal(number, handler) or signal.SIG_DFL
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        # Runs between any two instructions of the main thread: it must neither log nor send.
+        # Runs between any two instructions of the main thread: it must not log or send.
         signal.signal(number, self._handlers.pop(number, signal.SIG_DFL))
         self._loop.call_soon_threadsafe(self._leave, "signal")
 
@@ -216,7 +216,7 @@ class Member:
 
 
 # -- what a killed driver leaves on a Dask worker that outlives it ---------------------------------
-# Its group ends by itself: the coordinator closes it, actors finish when they are released, and
+# Its group ends without it: the coordinator closes it, actors finish when they are released, and
 # training functions end at their next request. The next user of the Dask worker waits for that.
 
 

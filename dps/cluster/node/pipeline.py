@@ -42,7 +42,7 @@ class Pipeline(Closing):
     Parameters
     ----------
     worker
-        The worker, which pushes nothing else meanwhile.
+        The worker. While the pipeline is open, push only through the pipeline.
     ahead
         How many of the worker's own last updates `weights` may lack.
     into
@@ -53,7 +53,7 @@ class Pipeline(Closing):
     weights
         The weights to compute the next gradients on: name → array.
     is_open
-        Whether it takes gradients: not after `close`, nor after its `with` block.
+        Whether it takes gradients; false after `close` and after its `with` block.
 
     Raises
     ------

@@ -195,8 +195,8 @@ class Worker:
     def read_point(self) -> ReadPoint | None:
         """The weights that a method of this worker returned last; None before the first pull.
 
-        Weights that have arrived, but that no method, nor `wait` of a handle, has returned yet do
-        not count. `push` takes the point as `computed_on`.
+        Weights that have arrived count only when a method, or `wait` of a handle, has returned
+        them. `push` takes the point as `computed_on`.
         """
         return self._given
 
@@ -365,7 +365,7 @@ class Worker:
     def pull_range(
         self, table: str, start: int = 0, stop: int = KEYS
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that exist with keys from `start` to below `stop`; else as `pull_rows`.
+        """Return existing rows with keys from `start` to below `stop`; otherwise like `pull_rows`.
 
         Returns
         -------
@@ -463,7 +463,7 @@ class Worker:
         Raises
         ------
         ConfigurationError
-            A value is not a number, nor an array or tensor of one; NaN and infinity are allowed.
+            A value is not a number or a one-element array or tensor; NaN and infinity are allowed.
         """
         for name in metrics:
             if not is_name(name):
@@ -492,7 +492,7 @@ class Worker:
         batch = None
         if self.batches is not None:
             batch = self.batches.to_push(is_needed=bool(arrays or rows))
-        # Here, not on the event loop, which has to renew the worker's lease meanwhile.
+        # Here, not on the event loop, which must be free to renew the worker's lease.
         try:
             parts = self._client.encoder.split(arrays, rows)
         except DpsError as error:  # raised by the handle

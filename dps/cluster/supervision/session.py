@@ -158,7 +158,7 @@ class Session:
             self._send(message)
 
     def _settle(self, client: distributed.Client, known: Serving, timings: Timings) -> None:
-        """Wait until the earlier incarnation can neither acknowledge nor write."""
+        """Wait until the earlier incarnation can no longer acknowledge or write."""
         group = known.folder.rpartition("/")[2]
         until = time.monotonic() + timings.unavailable
         while True:
@@ -189,7 +189,7 @@ class Session:
                     nodes |= new
                     contained = contained and _are_contained(client, new)
             except Exception:
-                if ps.closed or ps.scheduler_lost:  # meanwhile
+                if ps.closed or ps.scheduler_lost:  # during the request
                     return
                 raise
             if len(versions) == len(ps.group.layout.shards):
@@ -203,7 +203,7 @@ class Session:
 
 def _is_no_cluster(error: BaseException) -> bool:
     """Whether Dask or dps raised an error because it had no connection."""
-    # Dask has no class of its own for attempts to connect that took too long.
+    # Dask raises a plain OSError when an attempt to connect takes too long.
     if type(error) is not OSError and not isinstance(error, NO_CLUSTER):
         return False
     frames = walk_tb(error.__traceback__)

@@ -61,7 +61,7 @@ def supervise(
     It is restarted when a signal ends its process, and when the connection to Dask's scheduler
     breaks while a parameter server is open or starts; after a return, also when it finds no
     cluster. All other processes of its session on this machine are ended first, except those that
-    it started with a session of their own (`start_new_session=True`). Parameter servers resume from
+    it started in a new session (`start_new_session=True`). Parameter servers resume from
     their newest complete checkpoints; `Worker.done` is the number of updates that a worker has in
     them. Each return is a `ReturnedWarning` (never raised), a `Returned` event and a line in the
     log.
@@ -69,7 +69,7 @@ def supervise(
     Parameters
     ----------
     program
-        Called with a `Session` in a process of its own, which is the driver: it creates a Dask
+        Called with a `Session` in a separate process, which is the driver: it creates a Dask
         client and calls `Session.parameter_server`. A function of a module, or a
         `functools.partial` of one, as for `multiprocessing`.
     returns, within
@@ -89,7 +89,7 @@ def supervise(
     TooManyReturns
         The program was lost more often than it may be restarted.
     ProgramFailed
-        Its process has exited by itself, or what it returned or raised cannot be sent.
+        Its process exited before the program returned, or its result or error cannot be sent.
     Exception
         Any error that the program raises, with its traceback; the program is not restarted.
     ExceptionGroup
@@ -248,7 +248,7 @@ class Incarnation:
                 return None
 
     def cause_of_death(self) -> str:
-        """Return why the process has ended; raises `ProgramFailed` if it has exited by itself."""
+        """Return why the process has ended; raises `ProgramFailed` if no signal ended it."""
         self._process.join()
         code = self._process.exitcode or 0
         if code < 0:
@@ -328,7 +328,7 @@ class Incarnation:
 def run_program(
     link: Connection, program: Callable[[Any], Any], preload: Sequence[str] | None
 ) -> None:
-    """Run a program in a process of its own, once the earlier incarnation has ended."""
+    """Run a program in this new process, once the earlier incarnation has ended."""
     os.setsid()  # identifies all processes that come from this one
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the supervisor sends it
     # Spawned processes inherit the name of their parent's folder, which they must not remove.

@@ -49,7 +49,7 @@ JOIN_BYTES = 1 << 14  # copying a message of this size costs less than sending i
 BUDGET_BYTES = 4 << 20  # received or sent before the event loop has its turn
 PARTS = 64
 NO_KEY = ""  # that no handler has, so a request for it is refused at once
-NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a message of its own
+NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a separate message
 
 # Carries out a request; returns the frames of its reply, or what to await for them.
 Handler = Callable[..., wire.Frames | Coroutine[Any, Any, wire.Frames]]
@@ -457,7 +457,7 @@ class _Loans:
                     descriptors.append(mapping.fd)
                 about.loans.append((loan, self._shown[mapping]))
             about.frames[index] = (*about.frames[index][:2], loans[id(held)], start)
-        # Other threads add to these meanwhile.
+        # Other threads may add to these at the same time.
         about.ended += [self.ended.popleft() for _ in range(len(self.ended))]
         about.retired += [self.retired.popleft() for _ in range(len(self.retired))]
         self.borrowed -= len(about.ended)

@@ -189,7 +189,7 @@ def private(array: np.ndarray) -> np.ndarray:
 class Pool:
     """Segments of this process, which are reused when they are not in use. Thread-safe.
 
-    Memory that is reused causes no page faults, neither here nor in processes that have mapped it.
+    Reused memory causes no page faults, here or in other processes that have mapped it.
     """
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class Pool:
         return len(self._all)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return an array to be filled, in a segment of its own; `OSError` without memory."""
+        """Return an array to be filled, in a separate segment; `OSError` if memory is short."""
         size = max(1, prod(shape) * dtype.itemsize)
         return np.asarray(Held(self._take(size), shape, dtype, True, self._end))
 

@@ -2,7 +2,7 @@
 
 A peer is asked through Dask's connection, with the security of the cluster, how it can be reached.
 Processes of one user on one host share memory; others use a stream, with TLS if the cluster has it.
-If neither works, Dask's connection is used. Small messages have a connection of their own, so that
+If neither works, Dask's connection is used. Small messages have a separate connection, so that
 they do not wait behind large ones.
 """
 

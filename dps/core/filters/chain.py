@@ -1,8 +1,8 @@
 """Chains of filters, their checks, and the gradients that they withhold at one worker.
 
 A gradient is filtered once, when it is pushed, and the same operation is resent after failures. So
-a residual is neither lost nor applied twice with an update. It is lost with the worker; a worker
-that leaves in order sends it as one last update.
+no residual is lost or applied twice with an update. It is lost with the worker; a worker that
+leaves in order sends it as one last update.
 """
 
 from __future__ import annotations

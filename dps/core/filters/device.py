@@ -1,7 +1,7 @@
 """Where gradients are filtered: on the host, as arrays, or on a device, as tensors of torch.
 
 A chain of filters does the same in both places. It uses the operators that arrays and tensors share
-and, for all else, the methods of a `Device`. `dps.torch_device` has the one for tensors.
+and, for other operations, the methods of a `Device`. `dps.torch_device` has the one for tensors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Device(Protocol):
         """Return the numbers, with 0 where the mask is false."""
 
     def all_finite(self, numbers: Numbers) -> bool:
-        """Whether there is neither NaN nor infinity."""
+        """Whether all numbers are finite."""
         ...
 
     def norm(self, numbers: Numbers) -> float:

@@ -1,7 +1,7 @@
 """The encoding of filtered gradients: which entries are sent, and how their values are written.
 
 Each array on a shard has an `Encoding` and, in the payload of the operation, two buffers: the
-indices of the entries that are sent, and their values. Decoding depends on nothing else, so
+indices of the entries that are sent, and their values. Decoding depends only on these, so
 replicas that decode the same bytes stay bitwise equal.
 """
 

@@ -24,7 +24,7 @@ R = TypeVar("R")
 class UpdateRule(Protocol):
     """How a gradient changes parameters.
 
-    A rule treats each element on its own, and changes nothing of its own while it steps: large
+    A rule treats each element separately, and a step does not change the rule itself: large
     parameters are stepped in chunks, on several threads at a time. It may have more attributes:
 
     - ``by_rows = True``: it gets whole rows of the parameter arrays, as 2-D arrays, and no row is
@@ -93,7 +93,7 @@ def needs_base(rule: UpdateRule) -> bool:
 
 
 def is_per_array(rule: UpdateRule) -> bool:
-    """Whether arrays have rules of their own (see `dps.core.rules.wrappers`)."""
+    """Whether each array has its own rule (see `dps.core.rules.wrappers`)."""
     return bool(getattr(rule, "per_array", False))
 
 
@@ -106,7 +106,7 @@ def rule_for(rule: UpdateRule, name: str) -> UpdateRule:
 
 
 def within(rule: UpdateRule | None, kind: type[R]) -> R | None:
-    """The first rule of a kind in a rule, whatever is around it; None: there is none."""
+    """Return the outermost rule of a kind in nested rules, or None."""
     while rule is not None and not isinstance(rule, kind):
         rule = getattr(rule, "rule", None)
     return rule

@@ -125,8 +125,8 @@ class DelayCompensated(Wrapper):
 
     g + λ·g⊙g⊙(w − w'), where w' are the weights that g was computed from and w the present ones: a
     step of Taylor's series in which λ·g⊙g stands for the second derivative (Zheng et al., ICML
-    2017, section 3, with a constant λ). Each push carries its weights as well. Gradients are not
-    corrected before a worker has read weights, nor elements whose correction overflows.
+    2017, section 3, with a constant λ). Each push carries its weights as well. Gradients
+    before a worker's first read of weights, and elements that would overflow, are not corrected.
 
     Parameters
     ----------
@@ -218,10 +218,10 @@ class WeightDecay(Wrapper):
 class Accumulated(Wrapper):
     """Another rule, which takes one step with the mean of several gradients.
 
-    With as many `updates` as workers under `BSP` that is the mean of a round; under `ASP` gradients
-    are buffered, as by FedBuff (Nguyen et al., AISTATS 2022), but with equal weights. The step has
-    the learning rate of its last gradient. Fewer gradients than that at the end of a training are
-    never applied.
+    If `updates` is the number of workers, under `BSP` that is the mean of a round; under `ASP`
+    gradients are buffered, as by FedBuff (Nguyen et al., AISTATS 2022), but with equal weights. The
+    step has the learning rate of its last gradient. If fewer than `updates` gradients remain at the
+    end of a training, they are never applied.
 
     The shard counts its steps, so each gradient has to be of all arrays, and sparse tables are
     refused. Gradients that are summed before (`Chain(aggregate=…)`, and after an outage) count as

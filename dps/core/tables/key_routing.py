@@ -30,7 +30,7 @@ from dps.core.tables.table import (
 )
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
-# Table → keys, and as many rows of a gradient.
+# Table → keys, and one row of a gradient for each.
 Gradients = Mapping[str, tuple[object, object]]
 
 

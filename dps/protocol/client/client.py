@@ -77,7 +77,7 @@ class Client:
         self.tasks = Tasks(self._fail)
         self._caller = caller
         self._is_gated = not isinstance(group.consistency, ASP)
-        # Whether a worker's clock must be the same on all shards, whatever its updates change.
+        # Whether shards that an update does not change must get the worker's clock too.
         self._ticks = self._is_gated or group.restores_together
         self._incarnations: tuple[int, ...] = (self.incarnation,)
         self._known = -1  # the version of the table that losses are known from
@@ -87,8 +87,8 @@ class Client:
         self._seq = 0
         self._calls = 0
         self._place = ("", "", "")  # address, node and Dask task
-        # Held while a request is prepared, and while the worker enters. Whoever releases it sends
-        # the request at once, so requests reach each shard in the order they were made in.
+        # Held while a request is prepared, and while the worker enters. The task that releases it
+        # sends its request at once, so requests reach each shard in the order of their creation.
         self._turn = asyncio.Lock()
         self._under_way = 0  # requests to shards, whose tasks may not have begun
         self._is_closed = False
@@ -255,10 +255,10 @@ class Client:
     ) -> int:
         """Push an update that was cut by `Encoder.split`; return its number.
 
-        The gradients were computed from `computed_on`, or else from the last read, and are those of
-        a `batch` of leased data, if any: shards that have that apply nothing. With `pull`, the
-        weights are read in the same round trip, and returned by `weights`. If the worker was
-        evicted meanwhile, or has read the weights before it entered again, the gradients may be
+        The gradients were computed from `computed_on` (None: from the last read), on a `batch` of
+        leased data, if any: shards that have applied that batch apply nothing. With `pull`, the
+        weights are read in the same round trip, and returned by `weights`. If the worker is evicted
+        before the push, or has read the weights before it entered again, the gradients may be
         dropped as too stale, and counted.
 
         Raises `NonFiniteGradient`, and no shard has applied anything; `ShardUnavailable` if a shard
@@ -579,7 +579,7 @@ class Client:
         call = known_call(self.group.functions, function, arguments)
         async with self._turn:
             self._calls += 1
-            # Calls have numbers of their own: under BSP they are part of no round.
+            # Calls are numbered separately: under BSP they are part of no round.
             number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
         op = Operation("apply", number, call=call)
         outcomes = await self._at_once([_outcome(shard.call(op)) for shard in self._shard_clients])

@@ -68,7 +68,7 @@ def split(
     values: bool = True,
     empty: Empty = np.empty,
 ) -> Parts:
-    """Check an update, clip it as the rule says, and cut it by shard. Thread-safe.
+    """Check an update, clip it as the rule defines, and cut it by shard. Thread-safe.
 
     Arrays and tables that the rule does not train are left out. The parts are read-only, so that
     they can be sent without a copy; `empty` allocates those that are no views of a gradient.
@@ -223,7 +223,7 @@ def _packed(prepared: Prepared) -> Prepared:
 
 
 def _clipped(layout: Layout, parts: Parts, clipping: Clipped, empty: Empty) -> Parts:
-    """Clip an update as a whole; the clipped gradients are in memory of their own."""
+    """Clip an update as a whole, into new memory; return `parts` if nothing is clipped."""
     before = _arrays(layout, parts)
     copy = cache(partial(_like, parts, empty))
     after = clipping.clipped(before, lambda: _arrays(layout, copy()))

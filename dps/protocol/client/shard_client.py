@@ -1,7 +1,7 @@
 """A client's requests to one shard, one after the other.
 
 Updates of a worker reach a shard in order, so the shard recognises a duplicate by its number. A
-shard client resends what was not acknowledged, finds the new server by itself, and follows the
+shard client resends requests that were not acknowledged, finds the new server, and follows the
 group's outage policy while there is none. Every request has a deadline.
 """
 
@@ -81,7 +81,7 @@ class ShardClient:
         self._waits_for_workers = False
         self._last: UpdateId | None = None
         self._told_in = 0  # the epoch in which the shard received the worker's clock
-        # Where shards go back together, all clocks go back, and the clock must not be told.
+        # If all shards are restored together, so are all clocks; the client must not send its own.
         gated = not isinstance(client.group.consistency, ASP)
         self._tells = gated and not client.group.restores_together
         self._catching_up: asyncio.Task[None] | None = None
@@ -93,7 +93,7 @@ class ShardClient:
         return self._evicted_as >= self._client.incarnation
 
     async def push(self, op: Operation, pull: bool) -> None:
-        """Deliver an operation to the shard, or to a buffer if the outage policy says so.
+        """Deliver an operation to the shard, or to a buffer if the outage policy permits that.
 
         With `pull`, also read the weights, in the same round trip if the shard replies.
         """
@@ -377,7 +377,7 @@ class ShardClient:
                 return
             except (DpsError, TimeoutError) as error:
                 if self._held and not isinstance(error, (*TEMPORARY, Evicted, TimeoutError)):
-                    raise  # others may wait for what is buffered, and nothing else sends it
+                    raise  # other workers may wait for buffered updates; no other task sends them
                 if isinstance(error, RemoteError):
                     return
                 version = -1

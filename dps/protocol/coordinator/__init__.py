@@ -1,1 +1,1 @@
-"""The coordinator: who is alive, which hosts serve which shards, and what failures cost."""
+"""The coordinator: liveness of processes, placement of shards, and losses after failures."""

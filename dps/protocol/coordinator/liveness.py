@@ -9,7 +9,7 @@ stopped         the monitor sees it stopped for             a host is killed by 
                 `Timings.stopped` seconds                   it is dead; a worker is evicted
 busy            it does not answer, and the monitor sees    its lease is extended, up to
                 it running                                  `Timings.patience` seconds
-unreachable     neither it nor its monitor answers          it is given up when its lease is over
+unreachable     it and its monitor do not answer            it is given up when its lease is over
 ==============  ==========================================  ========================================
 
 A host that holds anything is given up only when its end is proven or its lease is over, so it never

@@ -81,7 +81,7 @@ class _Book:
         lacks = {name: n - there.get(name, 0) for name, n in self.acked_before(inquiry).items()}
         workers = {name: n for name, n in lacks.items() if n > 0}
         certain = restoration.certain and not inquiry.unknown
-        # The store has whatever was acknowledged, also to workers that cannot be asked any more.
+        # The store has all acknowledged updates, also of workers that cannot be asked any more.
         if not workers and (certain or restoration.source == "store"):
             return None
         return loss_after(restoration, workers, certain)

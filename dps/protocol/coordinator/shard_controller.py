@@ -534,6 +534,6 @@ class ShardController:
         try:
             return await self._coordinator.transport.call(host, request, self._timings.copy)
         except TransportError:
-            # Nothing else reports a host that was lost before it was added.
+            # No other check reports a host that was lost before it was added.
             self._members.suspect(host.address, "coordinator")
             raise

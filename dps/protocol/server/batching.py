@@ -102,9 +102,9 @@ class Batching:
         """Return the workers whose updates can be applied.
 
         After the loss of a head some updates of a round may be in the state already. Their workers
-        are ahead: their next updates are for the next round. A worker that has been evicted
-        neither waits nor is waited for, and an update that was sent again while it was applied
-        must not be taken for the worker's next.
+        are ahead: their next updates are for the next round. An evicted worker does not
+        wait, and no worker waits for it. An update that was resent while it was applied must not be
+        taken for the worker's next one.
         """
         state = self._replica.state
         clocks = state.clocks

@@ -63,7 +63,7 @@ class CommitLog:
         return self.successor is None and self._replica.persistence.immediate
 
     def append(self, op: Operation) -> None:
-        """Commit an operation that was just applied, now if that needs no wait, else in `run`."""
+        """Commit a newly applied operation: now if that needs no wait, otherwise in `run`."""
         self._log.append((self._replica.state.index, op))
         self._proceed()
 
@@ -116,8 +116,8 @@ class CommitLog:
     async def pass_on(self, successor: Endpoint, after: int, committed: int = -1) -> None:
         """Return when the successor has acknowledged all operations later than index `after`.
 
-        A newcomer is told which index is the last `committed` one, and need not commit later ones
-        before it acknowledges them.
+        A newcomer also gets the last `committed` index; it may acknowledge later operations before
+        they are committed.
         """
         later = tuple(op for index, op in self._log if index > after)
         if later:

@@ -215,7 +215,7 @@ class Replica:
                     self.must_be_head(epoch)
                     if op.kind in ("gradient", "tick"):
                         self._must_be_active(op.id)
-                    if self._has_room(op):  # else a later operation has taken it
+                    if self._has_room(op):  # a later operation may have taken the room
                         step = await self.apply_now(op)
                         await self._batching.finish()
                         return step
@@ -234,7 +234,7 @@ class Replica:
         else:
             step = await offload(work, machine.written_bytes(state, op))
         if op.codec and step.operation.kind == op.kind:
-            # Neither the chain nor who waits for the commit needs the decoded gradient.
+            # The chain and requests that wait for the commit do not need the decoded gradient.
             step = step._replace(operation=op)
         return self.keep(op, step)
 
@@ -498,9 +498,9 @@ class Replica:
             raise evicted(update)
 
     def _is_refused(self, update: UpdateId) -> bool:
-        """Whether the worker was evicted, and what it computed may be too stale.
+        """Whether the worker was evicted, and its update may be too stale.
 
-        An earlier incarnation is always refused: its updates cannot be told from applied ones.
+        An earlier incarnation is always refused: its updates may have been applied already.
         """
         gated = not isinstance(self._group.consistency, ASP)
         return is_superseded(self.state, update) or (gated and is_evicted(self.state, update))

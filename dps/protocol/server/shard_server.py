@@ -120,7 +120,7 @@ class ShardServer:
         return reply
 
     def at_once(self, message: Any) -> Any:
-        """Carry out a message as `handle` does, if nothing has to be waited for; else None."""
+        """Carry out a message as `handle` does if that needs no wait; otherwise return None."""
         replica = self._replicas.get(message.shard) if type(message) is msg.Push else None
         if replica is None:
             return None
