@@ -1,13 +1,13 @@
-"""Which recovery a training should use: a grid of small trials, and what they say of the large one.
+"""The choice of a recovery strategy for a large training, predicted from a grid of small trials.
 
-Failures are too rare to be met by chance, so the grid has trials without a failure and trials in
-which one node is lost. How often failures come is put in afterwards: to each server-side node once
-in the mean time between failures. Each sets the training back by D seconds, so by the
-renewal-reward theorem the share of gradients that is kept is pace / (1 + λD). Where a failure
-leaves nothing of a shard, the training begins again.
+Failures are too rare to occur by chance, so the grid has trials without a failure and trials that
+lose one node. The failure rate is applied afterwards: each server-side node fails once per mean
+time between failures. Each failure sets the training back by D seconds, so by the renewal-reward
+theorem the share of gradients that is kept is pace / (1 + λD). If a failure leaves no copy of a
+shard, the training restarts.
 
-The model is a perceptron, on a profile by which a byte of it takes as long as many bytes of the
-real model. Latencies, starts and detection stay what they are.
+The model is a perceptron. Its profile scales the times per byte to the size of the real model;
+latencies, start times and detection times are unchanged.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ class Situation:
     nbytes
         Size of the model's parameters.
     workers, servers
-        How many there are; each server has a shard of its own.
+        Number of workers, and of servers; each server has one shard.
     gradient
-        How long a worker computes a gradient.
+        Time that a worker needs to compute a gradient.
     mtbf
         Mean time between two failures of one server-side node.
     outage
-        From the loss of a node until a fresh one is started in its place.
+        Time from the loss of a node until its replacement starts.
     training
-        How long the training takes without failures and without recovery.
+        Duration of the training without failures and without recovery.
     every
         Updates between two checkpoints.
     server_price, worker_price
         USD for one hour of one node.
     profile
-        What costs time on the nodes.
+        Time costs of the nodes.
     """
 
     nbytes: int
@@ -89,7 +89,7 @@ class Situation:
 
     @property
     def round_seconds(self) -> float:
-        """How long a server is busy with one gradient of each worker, at least."""
+        """Minimum time that a server is busy with one gradient of each worker."""
         costs, shard = self.profile, self.nbytes / self.servers
         takes_in = costs.service.message + shard * (costs.service.byte + costs.service.update)
         return self.workers * max(takes_in, shard / costs.link.bandwidth)
@@ -131,7 +131,7 @@ def configuration(situation: Situation, seeds: int, name: str, profile: str) -> 
 
 
 def scaled_profile(situation: Situation) -> dict[str, Any]:
-    """Return the profile by which a byte of the small model takes as long as many of the real."""
+    """Return the profile with times per byte scaled up from the small model to the real one."""
     hidden, old = HIDDEN * situation.servers, situation.profile
     ratio = situation.nbytes / (4 * ((FEATURES + 1) * hidden + (hidden + 1) * CLASSES))
     service, disk = old.service, old.disk
@@ -156,7 +156,7 @@ def expected(
     table
         By strategy: server-side `nodes`; `pace`, gradients a second without failures over those
         without recovery; `kept`, the share of gradients that is kept; `setback`, the seconds by
-        which a failure sets the training back on the average (infinite: it begins again); `lost`,
+        which a failure sets the training back on the average (infinite: it restarts); `lost`,
         updates that the loss of a server loses; `usd` for a million gradients that are kept;
         `lost_time`, seconds by which failures set it back for each second of progress.
 
@@ -181,7 +181,7 @@ def expected(
 
 
 def recommendation(found: pd.DataFrame) -> str:
-    """Return which strategy to use, and what it keeps."""
+    """Return the recommended strategy, with the share of gradients that it keeps."""
     best, second = found.iloc[0], found.iloc[1]
     if math.isinf(best.usd):
         return "Use none of them: at this MTBF the training is never expected to end."
@@ -194,7 +194,7 @@ def recommendation(found: pd.DataFrame) -> str:
 def warnings(
     situation: Situation, found: pd.DataFrame, outcomes: Sequence[Outcome]
 ) -> Iterator[str]:
-    """Yield what limits the estimate, or should be changed before any of it."""
+    """Yield warnings: limits of the estimate, and what should be changed first."""
     undisturbed = {"recovery": "none", "faults": NO_FAILURE}
     idle = [o.row()["idle_share"] for o in outcomes if o.identity.labels == undisturbed]
     if max(idle) > SATURATED:
@@ -216,7 +216,7 @@ def warnings(
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Return the seconds of a text such as "6h"; else refuse the command line's `option`."""
+    """Return the seconds of a text such as "6h"; raise `ConfigurationError` naming `option`."""
     try:
         seconds = float(parse_timedelta(text))
     except (KeyError, ValueError):
@@ -230,7 +230,7 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def bytes_of(text: str, option: str) -> int:
-    """Return the bytes of a text such as "400MB"; else refuse the command line's `option`."""
+    """Return the bytes of a text such as "400MB"; raise `ConfigurationError` naming `option`."""
     try:
         nbytes = int(parse_bytes(text)) if text.endswith("B") else 0
     except ValueError:
@@ -292,10 +292,10 @@ def _whole_setback(situation: Situation, seconds: float) -> float:
 
 
 def _until_whole(work: float, rate: float, down: float) -> float:
-    """How long it takes to get through `work` seconds without a failure on the way.
+    """Return the expected time until `work` seconds pass without a failure.
 
-    Each failure takes all progress and `down` seconds: (1/rate + down)·(e^(rate·work) - 1), as for
-    a piece of work without checkpoints (Daly 2006). Infinity where it is beyond all numbers.
+    Each failure costs all progress and `down` seconds: (1/rate + down)·(e^(rate·work) - 1), as for
+    work without checkpoints (Daly 2006). Infinity if it is too large for a float.
     """
     expected = rate * work
     return math.inf if expected > MOST_RESTARTS else (1 / rate + down) * math.expm1(expected)

@@ -1,4 +1,4 @@
-"""How files with results are written: whole or not at all, and with a message if it fails.
+"""Atomic writes of result files: whole or not at all, with a clear message on failure.
 
 A folder that cannot be written after hours of running must not end in a traceback.
 """
@@ -15,13 +15,13 @@ from typing import IO, Any
 
 from dps.errors import StoreUnavailable
 
-NO_HOME = "/nonexistent"  # the home of a user who has none, by the custom of Debian
+NO_HOME = "/nonexistent"  # the home directory of users without one, as in Debian
 
 
 def write_whole(path: Path, contents: str | bytes, what: str) -> None:
     """Write a file, and make its folder; an older file is replaced as a whole.
 
-    Whenever the process is killed, the file is there whole or as it was before.
+    Whenever the process is killed, the file is complete or unchanged.
 
     Parameters
     ----------
@@ -51,15 +51,15 @@ def write_whole(path: Path, contents: str | bytes, what: str) -> None:
 
 
 def scratch_path(path: Path) -> Path:
-    """Return where to write a file until it is whole, under an unpredictable name.
+    """Return the path for a file that is not complete yet; its name is unpredictable.
 
-    Otherwise another user who may write to the folder could put a link there.
+    Under a predictable name, another user with access to the folder could place a link there.
     """
     return path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
 
 
 def open_own(path: str | Path, mode: str, **options: Any) -> IO[Any]:
-    """Open a file as `open` does, but not what a link in its place leads to.
+    """Open a file as `open` does, but do not follow a link in its place.
 
     A pipe without a reader is refused, not waited for.
     """

@@ -37,7 +37,7 @@ def first_few(texts: Sequence[str], most: int = 8) -> str:
 
 
 def nearest(word: str, known: Sequence[str]) -> list[str]:
-    """Return the names that begin with this word, a part of one; else the one most like it."""
+    """Return names that begin with a word of 3 letters or more, or the name most like it."""
     longer = [each for each in known if each.startswith(word)] if len(word) >= 3 else []
     return longer[:MOST_NEAR] or difflib.get_close_matches(word, known, n=1)
 

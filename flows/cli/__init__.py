@@ -27,7 +27,7 @@ from flows.cli.runs import rerun, run
 from flows.cli.top import status, top
 from flows.cli.tracking import sync, ui
 
-PRIVATE = 0o077  # what nobody but the user may do with a file that is made
+PRIVATE = 0o077  # umask: only the user may access new files
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -49,10 +49,10 @@ for _group, _commands in GROUPS.items():
 
 
 def main() -> None:
-    """Run the command; an error that dps raises on purpose ends it with a message and code 2.
+    """Run the command; print the message of an expected error, and exit with code 2.
 
-    Whatever it or a process that it starts writes is for the user alone to read, whatever the
-    umask of the shell.
+    Only the user may read files that it and its child processes write, regardless of the umask of
+    the shell.
     """
     os.umask(PRIVATE)
     prepare_process()

@@ -1,4 +1,4 @@
-"""What all commands share: how they print, write JSON with `--json`, and report what went wrong.
+"""What all commands share: printing, JSON output with `--json`, and error reports.
 
 A JSON document is what a command has computed: dataclasses by their fields, tables by their rows.
 docs/json.md names the keys.
@@ -65,7 +65,7 @@ def store() -> str | None:
 
 
 def curves(experiment: str, tracked: bool) -> str:
-    """Say in a line where the runs of an experiment are, or how they get there."""
+    """Return a line with the address of an experiment's runs, or the command that uploads them."""
     from dps.errors import StoreUnavailable
     from flows.tracking.tracker import tracked_experiments
     from flows.tracking.ui_server import TRAINING_VIEW, comparison_view, served_page
@@ -90,7 +90,7 @@ def warn(text: str) -> None:
 
 
 def exit_if_failed(outcomes: Sequence[Outcome]) -> None:
-    """Name those trials that failed, and end the command with 1 if there are any."""
+    """Print the failed trials, and exit with code 1 if there are any."""
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
@@ -99,7 +99,7 @@ def exit_if_failed(outcomes: Sequence[Outcome]) -> None:
 
 
 class JsonOutput:
-    """Takes the document of a command; what is written without `--json` goes nowhere."""
+    """Takes the document of a command; without `--json`, the document is discarded."""
 
     def __init__(self, out: IO[str] | None) -> None:
         self._out = out
@@ -123,9 +123,9 @@ class JsonOutput:
 
 @contextmanager
 def json_output(wanted: bool) -> Iterator[JsonOutput]:
-    """Give what takes the document, if one is wanted; until the end, stdout is stderr.
+    """Yield the output for the document; if one is wanted, redirect stdout to stderr until the end.
 
-    So it is for the processes that are started meanwhile, where stdout is that of the process.
+    Child processes are redirected too, unless `sys.stdout` was replaced.
     """
     if not wanted:
         yield JsonOutput(None)
@@ -146,7 +146,7 @@ def json_output(wanted: bool) -> Iterator[JsonOutput]:
 
 
 def document_of(experiment: str, study: Study) -> dict[str, Any]:
-    """Return what is recorded of an experiment, and what it shows."""
+    """Return the records of an experiment, its claims and its comparison, as plain values."""
     from flows.report.tables import claims_frame, comparison_frame
 
     return {
@@ -159,7 +159,7 @@ def document_of(experiment: str, study: Study) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON does not know by itself: tables, numbers and arrays of numpy."""
+    """Convert what JSON does not support: tables, and numbers and arrays of numpy."""
     if hasattr(value, "to_dict"):
         return value.astype(object).where(value.notna(), None).to_dict("records")
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -74,9 +74,9 @@ class DataFile:
     target_deviation
         The standard deviation of a numeric target; None for classes.
     guessed
-        Whether the task may be the other one: nobody named it, and targets are numbers.
+        Whether the task may be wrong: it was guessed from targets that are numbers.
     left_out
-        Columns that nothing can be learnt from, each with the reason.
+        Unusable columns, each with the reason.
     """
 
     section: Mapping[str, Any]
@@ -94,7 +94,7 @@ class DataFile:
 
     @property
     def learning_rate(self) -> float:
-        """A rate at which least squares do not diverge, whatever the size of features."""
+        """A rate at which least squares do not diverge, for features of any scale."""
         if not self.data.regression:
             return 0.1
         x = self.data.x_train

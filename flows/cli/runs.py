@@ -108,9 +108,9 @@ def run_missing(
     retry_invalid: bool = False,
     no_resume: bool = False,
 ) -> Run:
-    """Run the trials of a configuration that are not recorded yet, and show how it goes.
+    """Run the missing trials of a configuration, and show their progress.
 
-    Ctrl-C ends the command, with the words by which the same goes on; `config` is among them.
+    Ctrl-C ends the command and prints the command line that resumes it, which contains `config`.
     """
     from flows.config.document import as_written
     from flows.config.trials import load_trials

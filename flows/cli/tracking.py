@@ -21,7 +21,7 @@ def ui(
     from flows.tracking.tracker import tracked_experiments
     from flows.tracking.ui_server import TRAINING_VIEW, child, comparison_view, page, ui_command
 
-    token = secrets.token_urlsafe(24)  # which nobody can guess
+    token = secrets.token_urlsafe(24)  # impossible to guess
     command, environment = ui_command(Path.cwd(), store(), port, token)
     print(f"MLflow UI: {page(TRAINING_VIEW, port, token)} (Ctrl-C ends it)", flush=True)
     with child(command, environment) as process:

@@ -1,9 +1,9 @@
-"""The claims of an experiment: the comparisons that are fixed before anything runs.
+"""The claims of an experiment: comparisons that are fixed before any trial runs.
 
-Each names a figure, two strategies, a condition, which way the difference is to go, and the
-smallest that is of interest. They are checked against the axes, kept beside the records, and known
-by a digest of what is claimed, which each trial's record names: so it can be told whether a claim
-was there before the data.
+Each names a figure, two strategies, a condition, the direction of the difference, and the smallest
+difference of interest. Claims are checked against the axes and stored beside the records. Each
+trial's record lists the digests of the claims, which shows whether a claim was fixed before the
+data.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ class ClaimSection(Section):
 
     @property
     def sides(self) -> tuple[tuple[str, dict[str, str]], ...]:
-        """The strategy and the condition that it is about, and those of what it is compared with.
+        """The strategy and condition of the claim, and those that it is compared with.
 
-        One for a figure that is a difference already, else two.
+        One pair if the figure is already a difference, otherwise two.
         """
         own = (self.strategy, self.condition)
         if isinstance(self.against, dict):
@@ -143,7 +143,7 @@ class ClaimSection(Section):
 
     @property
     def digest(self) -> str:
-        """Digest of what is claimed, whatever the words."""
+        """Digest of the claim without its wording."""
         said = self.model_dump(mode="json", exclude={"claim"})
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
 

@@ -1,7 +1,7 @@
-"""The section of a configuration that says on which kind of cluster trials run.
+"""The section of a configuration that selects the kind of cluster on which trials run.
 
-Sections say what was written; `open` gives the cluster, with the nodes that a trial needs. Each has
-the `ways` in which its nodes can be killed, and a limit of the real time that a trial takes.
+A section holds the settings; `open` returns the cluster, with the nodes that a trial needs. Each
+has the `ways` in which its nodes can be killed, and a limit of the real time that a trial takes.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ class _AnyCluster(Section):
     Attributes
     ----------
     shares_cores
-        Whether trials that run at once may take the cores from each other, which takes time.
+        Whether concurrent trials may compete for cores, which slows them down.
     starts_scheduler
-        Whether each trial has a Dask scheduler of its own, so that another attempt has another one.
+        Whether each attempt at a trial starts its own Dask scheduler.
     """
 
     shares_cores: ClassVar[bool] = True
@@ -159,7 +159,7 @@ class _AnyCluster(Section):
 
     @property
     def gradient(self) -> Gradient | None:
-        """What computing a gradient takes where that is not measured but a model says it."""
+        """The modelled cost of computing a gradient; None where the real time counts."""
         return None
 
     def real_limit(self, time_limit: float) -> float:
@@ -168,14 +168,14 @@ class _AnyCluster(Section):
         Parameters
         ----------
         time_limit
-            Of its training, in seconds of its own clock.
+            Limit of its training, in seconds of its own clock.
         """
         return time_limit
 
     def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
-        """Return what of the section, as it is recorded, a trial's results depend on.
+        """Return the recorded settings of the section on which a trial's results depend.
 
-        That is not for how long jobs may wait, nor where the certificates are.
+        They exclude how long jobs may wait, and the paths of certificates.
         """
         kept = {key: value for key, value in written.items() if key != "patience"}
         return {**kept, "tls": self.tls if isinstance(self.tls, str) else "own"}
@@ -273,9 +273,9 @@ class VirtualSection(_AnyCluster):
         return profile
 
     def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
-        """Return what of the section, as it is recorded, a trial's results depend on.
+        """Return the recorded settings of the section on which a trial's results depend.
 
-        That is what the profile says, not where it is kept; if it is gone, nobody can say it.
+        They are the profile's costs, not its path, unless the profile can no longer be read.
         """
         with suppress(ConfigurationError):
             costs = load_profile(self.profile).model_dump(mode="json", exclude={"sources"})
@@ -283,7 +283,7 @@ class VirtualSection(_AnyCluster):
         return super().decisive(written)
 
     def real_limit(self, time_limit: float) -> float:
-        """Seconds of real time that a trial may compute for, whatever its own clock says."""
+        """Return the real seconds for which a trial may compute, regardless of its own clock."""
         return self.patience
 
     @property

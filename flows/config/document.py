@@ -1,6 +1,6 @@
-"""How a configuration is read: YAML with the line of every key, and `--set` overrides.
+"""Reader of configurations: YAML with the line of every key, and `--set` overrides.
 
-Nothing here knows which keys there are; `flows.config.experiment` judges what was read.
+This module does not know the valid keys; `flows.config.experiment` validates what was read.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read_document(path: Path, name: str | None = None) -> Document:
     Raises
     ------
     ConfigurationError
-        The file cannot be read, is malformed, holds something else, or a password.
+        The file cannot be read, is malformed, is not a mapping, or holds a password.
     """
     name = name or str(path)
     try:
@@ -99,7 +99,7 @@ def parse_document(text: str, name: str, folder: Path = Path()) -> Document:
     Raises
     ------
     ConfigurationError
-        It is malformed, holds something else, or a password.
+        The text is malformed, is not a mapping, or holds a password.
     """
     for number, line in enumerate(text.splitlines(), 1):
         _refuse_secrets(line, f"{name}, line {number}")
@@ -138,14 +138,14 @@ def parse_override(text: str) -> Override:
 def set_key(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """Return a copy of `data` with the value at a dotted key replaced.
 
-    Sections on the way that are not there are made. A number in the key is an index into a list,
-    and `*` stands for every entry of one. A name on the way (`recovery: chain`) becomes the section
+    Missing sections are created. A number in the key is an index into a list, and `*` stands for
+    every entry of a list. A name in the place of a section (`recovery: chain`) becomes the section
     that it abbreviates.
 
     Raises
     ------
     ConfigurationError
-        Something on the way is neither a section nor a list.
+        The key leads through a value that is not a section or a list.
 
     Examples
     --------

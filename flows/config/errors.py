@@ -1,4 +1,4 @@
-"""The wording of what is wrong with a configuration: one readable line for each mistake.
+"""The error messages for a configuration: one readable line for each mistake.
 
 It turns the errors of pydantic into dotted keys and sentences, with the place of each in the file.
 """
@@ -67,7 +67,7 @@ def placed(
 
 @contextmanager
 def reading_kept(path: Path) -> Iterator[None]:
-    """Report a file beside records that cannot be read, or is not what dps has written."""
+    """Report a file beside records that cannot be read, or that dps did not write."""
     try:
         yield
     except (OSError, ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""What an experiment may be told: the typed configuration, read from YAML and checked whole.
+"""The typed configuration of an experiment, read from YAML and validated as a whole.
 
 `TrialConfig` is one trial; `ExperimentConfig` is a base, axes of variation over any dotted key, and
-seeds. Both are pydantic models at the edge; the `build_…` methods hand on the objects of `dps`.
+seeds. Both are pydantic models; their `build_…` methods return objects of `dps`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from flows.configs import packaged_names
 from flows.quoting import quoted
 from flows.workloads import Objective
 
-# The keys that make the grid what it is; who sets one of them leaves out claims of what is gone.
+# The keys that define the grid; setting one leaves out claims about missing parts of the grid.
 SHAPE = ("axes", "exclude", "experiment")
 
 Written = tuple[Document, Sequence[Override]]  # a file, and the settings of the command line
@@ -219,14 +219,14 @@ class TrialConfig(_Settings):
 
     @property
     def _number_of_servers(self) -> int:
-        """How many nodes hold replicas of shards, at most."""
+        """Maximum number of nodes that hold replicas of shards."""
         if self.servers is None:
             return self.server.shards * self.replicas
         return max(self.servers, *(change.servers or 0 for change in self.elastic), 0)
 
     @property
     def spares(self) -> int:
-        """How many nodes are kept idle and warm: as many as are asked for, or the budget leaves."""
+        """Number of nodes kept idle and warm: as configured, or the rest of the budget."""
         if self.budget is None:
             own = self.recovery.spares
             return self.server.spares if own is None else own
@@ -234,7 +234,7 @@ class TrialConfig(_Settings):
 
     @property
     def servers(self) -> int | None:
-        """How many nodes hold the shards at first; None: it never matters."""
+        """Number of nodes that hold the shards at first; None if it never matters."""
         if self.server.servers is None and any(change.servers for change in self.elastic):
             return self.server.shards * self.replicas
         return self.server.servers
@@ -243,13 +243,13 @@ class TrialConfig(_Settings):
     def stops_together(self) -> bool:
         """Whether each worker ends when it sees that the shards have all updates of the training.
 
-        Those that come and go are asked to leave then.
+        Elastic workers are asked to leave instead.
         """
         return self.training.stop == "together" and not self.elastic
 
     @property
     def replicas(self) -> int:
-        """How many nodes hold a replica of each shard."""
+        """Number of nodes that hold a replica of each shard."""
         return self.recovery.build().durability.above.replicas
 
     @property
@@ -259,7 +259,7 @@ class TrialConfig(_Settings):
         return tuple(f"worker-{i}" for i in range(math.ceil(most / self.training.workers_per_node)))
 
     def build_objective(self) -> Objective | None:
-        """Return what is told of the training problem; None: nothing is."""
+        """Return the objective to evaluate; None if the configuration asks for none."""
         wanted = self.evaluation.objective
         if wanted is None:
             return None
@@ -423,7 +423,7 @@ def find_document(path_or_name: str) -> Document:
     Raises
     ------
     ConfigurationError
-        There is neither, or it is no YAML.
+        Neither exists, or the file is not YAML.
     """
     path = Path(path_or_name)
     if path.is_file():

@@ -1,7 +1,7 @@
 """The fault plan of a configuration: a section for each kind of fault, and what cannot happen.
 
-Sections are derived from the dataclasses of `dps.faults`, which check their own values; here is how
-targets and moments are written, and the checks of a plan that need the rest of the trial.
+Sections are derived from the dataclasses of `dps.faults`, which check their own values. This module
+defines the notation of targets and moments, and checks a plan against the rest of the trial.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def read_trace(path: Path) -> tuple[Row, ...]:
     Raises
     ------
     ConfigurationError
-        It cannot be read, or a row is broken: the message names the line.
+        The file cannot be read, or a row is invalid: the message names the line.
     """
     rows, place, columns = [], str(path), Row._fields
     try:
@@ -274,7 +274,7 @@ FaultSection = Annotated[NodeFaultSection | ShardFaultSection | TraceSection, FA
 
 
 def objections(entries: Sequence[Entry], trial: TrialConfig) -> Iterator[Objection]:
-    """Yield what is sure not to happen in a trial: a dotted key, and the reason."""
+    """Yield faults that cannot happen in a trial: a dotted key, and the reason."""
     for number, entry in enumerate(entries):
         if isinstance(entry, tuple):
             for row, fault in enumerate(entry, 1):

@@ -1,7 +1,7 @@
-"""Profiles of what costs time on virtual nodes, as they are written in YAML.
+"""Profiles of the time costs of virtual nodes, as YAML files.
 
-A profile is known by its name, if it is one of those that come with dps, or by its path. Each says
-where its figures come from, and leaves no cost out but that of gradients.
+A profile is identified by its name, if it comes with dps, or by its path. Each cites the sources of
+its figures and sets every cost, except that the cost of gradients is optional.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flows.config.sections import Derived, section_of
 
 
 class ProfileSection(Derived):
-    """A profile; `sources` says where the figures come from."""
+    """A profile; `sources` cites the origin of its figures."""
 
     name: str
     sources: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -59,7 +59,7 @@ def load_profile(path_or_name: str) -> ProfileSection:
     Raises
     ------
     ConfigurationError
-        There is neither, or it is no profile.
+        Neither exists, or the file is not a profile.
     """
     if path_or_name in shipped():
         return _read(FOLDER / f"{path_or_name}.yaml", f"profile {path_or_name!r}", 0.0)

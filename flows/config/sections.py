@@ -89,7 +89,7 @@ InputPath = Annotated[str, BeforeValidator(absolute)]
 
 
 def like(pattern: str, expected: str) -> AfterValidator:
-    """Return the check of a text, whose message says in words what was expected."""
+    """Return a validator of texts; its error message describes what was `expected`."""
 
     def check(text: str) -> str:
         if not re.search(pattern, text):
@@ -176,7 +176,7 @@ class Derived(Section):
         try:
             self.check_settings()
         except ConfigurationError as error:
-            # As `dps.core.ranges` says it: "TopK: share=2, expected a number above 0, at most 1".
+            # A message of `dps.core.ranges`: "TopK: share=2, expected a number above 0, at most 1".
             match = re.fullmatch(r"(?:\w+: )?(\w+)=(.+?), (expected .+)", str(error), re.DOTALL)
             if match is None or match[1] not in type(self).model_fields:
                 refuse(str(error))
@@ -218,7 +218,7 @@ def section_of(
     >>> section_of(TopK, kind="top_k").model_validate({"kind": "top_k", "share": 0.1}).build()
     TopK(share=0.1)
     """
-    return _section_of(cls, base, kind, provider)  # a cache tells keywords from positions
+    return _section_of(cls, base, kind, provider)  # the cache keys keyword arguments separately
 
 
 @cache
@@ -239,7 +239,7 @@ def _section_of(
 
 
 def kind_of(cls: type) -> str:
-    """Return what names a class in YAML: its `kind` or `name`, else its name in snake case."""
+    """Return the name of a class in YAML: its `kind` or `name`, or the class name in snake case."""
     declared = getattr(cls, "kind", getattr(cls, "name", None))
     if isinstance(declared, str):
         return declared
@@ -341,7 +341,7 @@ class Group:
         }
 
     def without(self, cls: type) -> Group:
-        """Return the group without one of its own classes, which is not chosen within itself."""
+        """Return the group without one of its own classes, which cannot be nested in itself."""
         own = tuple(each for each in self.own if each is not cls)
         return dataclasses.replace(self, own=own, of=None)
 
@@ -449,7 +449,7 @@ def _section_of_package(group: Group, kind: str) -> type[Derived]:
         cls: Any = point.load()
         _check_class(cls, group, kind)
         return section_of(cls, group.base, kind, provider=_distribution_of(point))
-    except Exception as error:  # whatever its module raises
+    except Exception as error:  # its module may raise anything
         reason = str(error) if isinstance(error, ConfigurationError) else repr(error)
         if isinstance(error, PydanticUserError):
             reason = "one of its fields has a type that YAML cannot give"

@@ -212,7 +212,7 @@ class RecoverySection(Section):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def name(self) -> str:
-        """The preset with these kinds of durability and outage (and replay), else "custom"."""
+        """The preset with these kinds of durability and outage (and replay), or "custom"."""
         made = self.build()
         if isinstance(made.outage, dps.Continue) and made.replay.policy != "sum":
             return "custom"

@@ -1,8 +1,7 @@
-"""The step from an experiment to its trials: their names, labels, digests and order.
+"""The expansion of an experiment into trials: their names, labels, digests and order.
 
-Trials run in randomised complete blocks, one for each seed: what the machine does meanwhile (it
-gets warm, somebody else has work for it) then falls on all combinations alike, and not on the last
-ones.
+Trials run in randomised complete blocks, one for each seed, so that changes of the machine's speed
+(heat, other jobs) affect all combinations alike.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
 def in_blocks(experiment: ExperimentConfig, trials: Sequence[Trial]) -> tuple[Trial, ...]:
     """Return trials in the order in which they run.
 
-    All trials of a seed come one after the other, in an order of their own that is drawn from
-    `order_seed`.
+    All trials of a seed run consecutively, in an order drawn from `order_seed` for each seed.
     """
     block = {seed: number for number, seed in enumerate(experiment.seeds)}
     lot = experiment.order_seed
@@ -107,7 +105,7 @@ def trial_name(labels: Mapping[str, str], seed: int) -> str:
 
 
 def digest(config: TrialConfig) -> str:
-    """Return a short SHA-256 of what a trial's resolved configuration says of its results."""
+    """Return a short SHA-256 of the resolved settings on which a trial's results depend."""
     text = json.dumps(decisive_settings(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
@@ -128,7 +126,7 @@ def decisive_settings(config: TrialConfig) -> dict[str, Any]:
 
 def _part(axis: str, label: str) -> str:
     text = re.sub(r"[^A-Za-z0-9._=]+", "-", label).strip("-.")
-    # A bare number says nothing: it gets the last word of its axis, as in "tau-4".
+    # A bare number is ambiguous: prefix it with the last word of its axis, as in "tau-4".
     named = text if text[:1].isalpha() else f"{axis.rpartition('.')[2]}-{text}"
     return named[:LONGEST_PART].rstrip("-.")
 

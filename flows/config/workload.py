@@ -1,4 +1,4 @@
-"""The sections of a configuration that say what is trained: the workload and its data set."""
+"""The sections of a configuration for the workload and its data set."""
 
 from __future__ import annotations
 
@@ -180,12 +180,12 @@ def batch_objection(training: TrainingSection, name: str, rows: int) -> str | No
 
 
 def misfit(config: TrialConfig) -> tuple[str, str] | None:
-    """Say why a model cannot be trained on the data, with the key to change.
+    """Return the key to change and the reason if a model cannot be trained on the data, or None.
 
     Raises
     ------
     ConfigurationError
-        The data are not as they were planned, or the model refuses their shape.
+        The data differ from the planned ones, or the model rejects their shape.
     """
     dataset, section, training = config.dataset, config.workload, config.training
     if not isinstance(dataset, OwnDataSection):
@@ -209,7 +209,7 @@ def misfit(config: TrialConfig) -> tuple[str, str] | None:
 
 
 def score_objection(config: TrialConfig, metric: str | None) -> str | None:
-    """Say why a model cannot be scored by a metric on its data, if it cannot."""
+    """Return why a model cannot be scored by a metric on its data; None if it can."""
     dataset, kind = config.dataset, config.workload.kind
     if metric in (None, "loss"):
         return None

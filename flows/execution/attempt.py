@@ -1,9 +1,8 @@
-"""An attempt at a trial: what a driver is asked to do, and what becomes of earlier attempts.
+"""An attempt at a trial: the task of a driver, and the handling of earlier attempts.
 
-Nothing that was recorded under another configuration is lost: it is moved aside, and taken back
-when its configuration is asked for again. A failed or invalid attempt is kept as well, and the next
-one tells how many there were before. An attempt that was interrupted is continued from its
-checkpoints where it has any; otherwise its trial starts again.
+Records of another configuration are moved aside, and restored when that configuration is requested
+again. Failed and invalid attempts are kept as well, and the next attempt records their number. An
+interrupted attempt resumes from its checkpoints if it has any; otherwise its trial restarts.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ class Attempt:
     Attributes
     ----------
     folder
-        Where it is recorded.
+        Folder of its record.
     path
         Checkpoints to resume from; None: from the start of the trial.
     circumstances
-        What the trial does not depend on but its times may: how many ran at once, and which in the
-        order it was; and how many went wrong before. Recorded, and no part of the digest.
+        Conditions that may affect only the trial's times: the number of concurrent trials, its
+        position in the order, and the number of failed attempts. Recorded, not in the digest.
     """
 
     trial: Trial
@@ -70,8 +69,8 @@ class Attempt:
     circumstances: Mapping[str, int] = field(default_factory=dict)
 
 
-# Is told that the driver or scheduler of an attempt was lost, and how. Returns another attempt, to
-# begin at once; or None: that one is over, and its record has an end.
+# Called with an attempt that lost its driver or scheduler, and the reason. Returns another attempt,
+# to start at once; or None: the lost attempt is over, and its record has an end.
 Again = Callable[[Attempt, str], Attempt | None]
 
 
@@ -84,9 +83,9 @@ def prepare(
     resume: bool = True,
     lost: str = "",
 ) -> Attempt:
-    """Make the folder of a trial ready for an attempt: resume the last one, or start again.
+    """Prepare the folder of a trial for an attempt: resume the last one, or start again.
 
-    What is in it must be of this trial: see `set_aside`.
+    The folder's contents must belong to this trial: see `set_aside`.
 
     Parameters
     ----------
@@ -135,7 +134,7 @@ def resumable(trial: Trial, folder: Path, say: Say) -> str | None:
 
 
 def can_resume(config: TrialConfig) -> bool:
-    """Return whether the number of applied updates says which faults and changes are over."""
+    """Return whether the number of applied updates determines which faults and changes are over."""
     timed = (fault.when for fault in config.fault_plan)
     return not config.elastic and all(isinstance(when, AtUpdates) for when in timed)
 
@@ -169,7 +168,7 @@ def _start_again(trial: Trial, folder: Path, say: Say, resume: bool) -> None:
     elif (folder / EVENTS_FILE).exists():
         why = "left nothing to go on from" if resume else "was interrupted"
         say(f"{trial.name}: an earlier attempt {why}: it starts again")
-    # What an interrupted attempt left, checkpoints too, must not reach this one.
+    # Leftovers of an interrupted attempt, including checkpoints, must not reach this one.
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -197,7 +196,7 @@ def set_aside(trial: Trial, folder: Path, say: Say) -> bool:
 
 
 def take_back(trial: Trial, folder: Path, say: Say) -> None:
-    """Use the record under this very configuration again, if there was one that was set aside."""
+    """Restore the record of this configuration, if one was set aside."""
     kept = _earlier(folder, trial.digest)
     if kept.is_dir() and not set_aside(trial, folder, say):
         shutil.rmtree(folder, ignore_errors=True)  # nothing that was recorded is in it

@@ -1,8 +1,8 @@
-"""The measurement of what costs time on a cluster, and the profile that `dps calibrate` writes.
+"""The measurement of time costs on a cluster, and the profile that `dps calibrate` writes.
 
 Nodes of the cluster that a configuration names, or of this machine, push and pull arrays of several
-sizes; the same calls on virtual time must then take as long. A ping over TCP is the latency of a
-link, and a step of SGD the update; the loop and the port have what is left of a call.
+sizes; the same calls on virtual time must then take as long. A ping over TCP measures the latency
+of a link, and a step of SGD the update; the rest of a call is assigned to the loop and the port.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def calibrate(cluster: Cluster, trial: Trial | None, folder: str | None) -> Meas
     Parameters
     ----------
     trial
-        Whose gradients are timed; None: nobody's.
+        Trial whose gradients are timed; None: time no gradients.
     folder
-        Where the server's node is to write; None: its folder for temporary files.
+        Folder in which the server's node writes; None: its folder for temporary files.
     """
     calls = {nbytes: _calls(cluster, nbytes) for nbytes in CALLS}
     with _group(cluster.client, SMALLEST, seats=cluster.seats) as ps:
@@ -105,7 +105,7 @@ def calibrate(cluster: Cluster, trial: Trial | None, folder: str | None) -> Meas
 
 
 def fitted(name: str, measured: Measured) -> Profile:
-    """Return the profile with which calls take what was measured.
+    """Return the profile with which calls take the measured times.
 
     The bytes of a call are fitted to all sizes, each by its relative error.
     """
@@ -135,7 +135,7 @@ def fitted(name: str, measured: Measured) -> Profile:
 
 
 def predicted(profile: Profile) -> dict[int, float]:
-    """Return what the calls take on virtual time, by their bytes."""
+    """Return the seconds of the calls on virtual time, by their bytes."""
     found = {}
     for nbytes in CALLS:
         nodes = [node for node in NODES if node.name in ("server-0", "worker-0")]
@@ -207,7 +207,7 @@ def _until(look: Callable[[], T | None], what: str) -> T:
 
 
 def push_pulls(calls: int, worker: Worker) -> list[float]:
-    """Push and pull all weights so often; return the seconds of each call after the first ones."""
+    """Push and pull all weights repeatedly; return the seconds of each call after warm-up."""
     gradients = {name: np.ones_like(array) for name, array in worker.pull().items()}
     found = []
     for _ in range(WARM_UP + calls):

@@ -191,7 +191,7 @@ def _shared(ask: Ask, path: str) -> Finding:
     try:
         fs, root = fsspec.url_to_fs(folder)
         fs.makedirs(root, exist_ok=True)
-    except Exception as error:  # noqa: BLE001 - whatever the file system raises is reported
+    except Exception as error:  # noqa: BLE001 - any error of the file system is reported
         return Finding("checkpoints", f"{masked(path)}: cannot be written here: {error}", False)
     try:
         failures = ask(write_into, folder)
@@ -240,7 +240,7 @@ def _reached(cluster: Cluster) -> Finding:
 
 
 def versions() -> dict[str, str]:
-    """Return which versions are here."""
+    """Return the versions installed here."""
     return {"python": platform.python_version(), **{name: version(name) for name in ALIKE}}
 
 
@@ -249,13 +249,13 @@ def write_into(folder: str) -> str:
     try:
         with fsspec.open(f"{folder}/{socket.gethostname()}-{os.getpid()}", "wb") as file:
             file.write(b"dps")
-    except Exception as error:  # noqa: BLE001 - whatever the file system raises is reported
+    except Exception as error:  # noqa: BLE001 - any error of the file system is reported
         return f"cannot be written: {error}"
     return ""
 
 
 def seen_in(folder: str) -> int:
-    """Return how many files there are in a folder."""
+    """Return the number of files in a folder."""
     fs, root = fsspec.url_to_fs(folder)
     fs.invalidate_cache()
     return len(fs.ls(root, detail=False)) if fs.exists(root) else 0

@@ -1,9 +1,9 @@
-"""The processes that drive trials: each has a cluster of its own and runs one trial at a time.
+"""The processes that drive trials: each has its own cluster and runs one trial at a time.
 
-The main process only hands out trials, watches the clock and records what a driver cannot: a trial
-that hangs anywhere, in its set-up or tear-down too, ends with its driver. Where a driver is lost,
-or the scheduler of its cluster, the caller decides whether there is another attempt. Drivers end
-when the main process does, however that ends, and what they started ends with them.
+The main process only assigns trials, enforces time limits and records what a driver cannot: a trial
+that hangs, also in its set-up or tear-down, ends with its driver. If a driver or the scheduler of
+its cluster is lost, the caller decides whether to start another attempt. Drivers end with the main
+process, however that ends, and the processes that they started end with them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STOP_SECONDS = 5.0
 LOOK_SECONDS = 0.02
 KILLED_SECONDS = 30.0  # for what was killed, on a machine that is busy
 MARK = "DPS_DRIVER"  # in the environment of a driver, and so of all that comes from it
-# Nobody waits for a driver whose main process was killed: what counts is that no file is left.
+# No process waits for a driver whose main process was killed: it only has to leave no files.
 ORPHAN_SECONDS = 20.0
 
 
@@ -123,7 +123,7 @@ class Drivers:
         view
             Shows the progress.
         again
-            Is called with an attempt whose driver was lost, or the scheduler of its cluster, and
+            Called with an attempt whose driver was lost, or the scheduler of its cluster, and
             with the reason, when nothing of it is left on this machine. What it returns is run in
             the place of that attempt, which is not yielded; None: the attempt is over, and `again`
             has put an end to its record. One that hung is not tried again.
@@ -163,7 +163,7 @@ class _Driver:
         if self._process is not None and self._process.is_alive():
             return
         context = multiprocessing.get_context("spawn")
-        get_temp_dir()  # the driver uses it too then, and whatever becomes of it, it is removed
+        get_temp_dir()  # shared with the driver, and removed here even if the driver is lost
         self.connection, theirs = context.Pipe()
         preload = preload_of(trial.config) if trial.config.cluster.kind == "local" else ()
         self._process = context.Process(target=drive, args=(theirs, preload), name="dps-driver")
@@ -186,7 +186,7 @@ class _Driver:
             self.connection.send(attempt)
 
     def listen(self, view: PlainView, again: Again) -> Attempt | None:
-        """Show what the driver says; return its attempt if that is over, and not tried again."""
+        """Show the driver's messages; return its attempt if that is over and not retried."""
         attempt = self.attempt
         assert attempt is not None
         try:
@@ -223,19 +223,19 @@ class _Driver:
         return attempt
 
     def ask_to_end(self) -> None:
-        """Have it end its cluster, if it has one, and itself with the files of its processes."""
+        """Ask the driver to end its cluster, if any, and itself, and to remove its files."""
         if self._process is not None and self._process.pid:  # None if interrupted during its start
             self._process.terminate()
 
     def end(self) -> None:
-        """Wait until it has ended; if it does not, have it end at once."""
+        """Wait until the driver has ended; kill it if it does not."""
         if self._process is not None and self._process.pid:
             self._process.join(STOP_SECONDS)
             self._process.kill()
             self._process.join()
 
     def _lost(self, attempt: Attempt, reason: str, again: Again) -> Attempt | None:
-        """Begin another attempt, or return this one if there is none."""
+        """Start another attempt, or return this one if there is none."""
         self.attempt = None
         if left := self._end_at_once():
             pids = ", ".join(str(process.pid) for process in left)
@@ -249,10 +249,10 @@ class _Driver:
         return None
 
     def _end_at_once(self) -> list[psutil.Process]:
-        """End the process and all that came from it; return what cannot be ended.
+        """End the process and all its descendants; return those that cannot be ended.
 
-        What is left of an attempt must neither write to the files of the next one nor take its
-        cores. It ends by itself with the driver, and leaves no files then.
+        Leftover processes must not write to the files of the next attempt or take its cores. They
+        usually end with the driver, and then leave no files.
         """
         assert self._process is not None
         self._process.kill()  # its nodes notice, also if they are stopped
@@ -311,7 +311,7 @@ def drive(connection: Connection, preload: Sequence[str] = ()) -> None:
                 fork_context(preload)  # its imports run beside those of this process
         with suppress(EOFError, ConnectionError):
             _run_attempts(connection)
-        signal.pause()  # the main process is ending; when it has, a signal says so
+        signal.pause()  # the main process is ending; a signal arrives when it has ended
     _leave()
 
 
@@ -351,7 +351,7 @@ def _run_attempts(connection: Connection) -> NoReturn:
 
 
 def _end_as_orphan() -> None:
-    """Have the main thread end its cluster, which leaves no files then, but do not rely on it."""
+    """Ask the main thread to end its cluster, which leaves no files then; exit if it does not."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_SECONDS)
     _leave()

@@ -1,8 +1,8 @@
-"""The flow behind `dps run`: expand, skip what is recorded, run the rest, track, report.
+"""The flow behind `dps run`: expand, skip recorded trials, run the rest, track, report.
 
-Trials run in drivers of their own (`flows.execution.drivers`), one after the other or several at
-once. Their records are the truth; MLflow and the report are written from them, by this process
-only, so both can be made again at any time, and an outage of MLflow's server loses nothing.
+Trials run in separate driver processes (`flows.execution.drivers`), one after the other or several
+at once. Their records are the source of truth. Only this process writes MLflow and the report, from
+the records: both can be rewritten at any time, and an outage of MLflow's server loses nothing.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def run_experiment(
             check_datasets(trials)
             runner.start([trial for trial in in_order if trial.name not in known])
             books = _Books(folder, here, store, view.say)
-            # What belongs to the experiment is noted when nothing can refuse it any more. Records
-            # of other configurations go first: nobody must find them among the new ones, on the
-            # way or after an interruption.
+            # Files of the experiment are written after all checks have passed. Records of other
+            # configurations are moved aside first, so that they never appear among the new ones,
+            # even after an interruption.
             for trial in trials:
                 if trial.name not in known:
                     set_aside(trial, folder / trial.name, view.say)
@@ -198,7 +198,7 @@ class _Books:
         self._folder = folder
         self._place = here, store
         self._say = say
-        # None after its first failure: the trials go on, and all is written at the end.
+        # None after its first failure: the trials continue, and everything is written at the end.
         self._tracker: Tracker | Future[Tracker] | None
         if store is None:
             check_default(here)
@@ -234,7 +234,7 @@ class _Books:
             self._say(f"{error} The trials continue; runs are written to it at the end.")
 
     def close(self, found: Sequence[Finished], prices: Prices) -> Ran:
-        """Write the report, and whatever the tracking store lacks."""
+        """Write the report, and upload what the tracking store is missing."""
         done = with_effects(found, prices)
         recorded = sorted(done, key=lambda each: each.events_file)
         report = write_report(self._folder, self._folder / REPORT, prices, recorded=recorded)

@@ -1,6 +1,6 @@
 """The preview of an experiment: its trials, what they need, and the pilot of its claims.
 
-Any records of trials with the same labels and settings serve as a pilot, whatever their seeds:
+Records of trials with the same labels and settings serve as a pilot, regardless of their seeds:
 those of the experiment itself, of an earlier run, or of a few seeds on virtual time (`dps run
 --virtual`). They show how much figures differ from seed to seed.
 """
@@ -99,7 +99,7 @@ def queue_needs(trials: Sequence[Trial], durations: Durations) -> list[str]:
 
 
 def data_told(trials: Sequence[Trial]) -> list[str]:
-    """Return what is in the data sets that are the user's own."""
+    """Return summaries of the user's own data sets."""
     datasets = (trial.config.dataset for trial in trials)
     own = [summary(data.whole) for data in datasets if isinstance(data, OwnDataSection)]
     return [f"Data: {told}." for told in dict.fromkeys(own)]
@@ -111,7 +111,7 @@ def job_scripts(trial: Trial) -> str:
     Raises
     ------
     ConfigurationError
-        It does not run as jobs.
+        The trial does not run as jobs.
     """
     cluster = trial.config.cluster
     if not isinstance(cluster, QueueSection):
@@ -124,7 +124,7 @@ def job_scripts(trial: Trial) -> str:
 
 
 def warnings(trials: Sequence[Trial]) -> list[str]:
-    """Return what will make trials invalid: faults that come after the end of the training."""
+    """Return warnings of faults after the end of the training, which make trials invalid."""
     affected: defaultdict[str, list[str]] = defaultdict(list)
     for trial in trials:
         config = trial.config
@@ -216,7 +216,7 @@ def find_pilot(
 
 
 def _unlike(pilot: Sequence[Finished], trials: Sequence[Trial]) -> str:
-    """Say in what trials of a pilot differ from planned ones with the same labels; "": nothing."""
+    """Describe how trials of a pilot differ from planned ones with the same labels; "" if not."""
     planned = {frozenset(trial.labels.items()): trial.config for trial in reversed(trials)}
     for done in pilot:
         identity = done.outcome.identity

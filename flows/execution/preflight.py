@@ -32,7 +32,7 @@ from flows.workloads.own_code import refusing
 
 
 def at_once_by_default(trials: Sequence[Trial]) -> int:
-    """Return how many trials run at once if nobody says it: those that disturb no other."""
+    """Return the default number of concurrent trials: one per core, or 1 if trials share cores."""
     if any(trial.config.cluster.shares_cores for trial in trials):
         return 1
     return available_cores()
@@ -51,7 +51,7 @@ def recorded_in(
     for trial in trials:
         record = whole_record(trial, folder, without)
         if record is not None:
-            if trial.config.cluster.kind != "virtual":  # whose records know nothing of real time
+            if trial.config.cluster.kind != "virtual":  # whose records contain no real time
                 durations.note(trial, seconds_of(record))
             yield trial.name, record
 
@@ -61,9 +61,8 @@ def check_deployments(
 ) -> int:
     """Refuse trials that cannot run on the deployment that they name, if they name any.
 
-    Returns how many of them may run at once: `parallel`, or as many as there is room for, of
-    which `warn` is told. None: one after the other, but as many as there are cores where trials do
-    not disturb each other.
+    Return how many of them may run at once: `parallel`, or the capacity of the deployment if that
+    is lower, which is reported to `warn`. If `parallel` is None, it is `at_once_by_default`.
 
     Raises
     ------
@@ -86,15 +85,15 @@ def check_deployments(
 
 
 def check_models(trials: Sequence[Trial]) -> list[str]:
-    """Check the models that are the user's own on a batch of their data, and all for their shards.
+    """Check the user's own models on a batch of their data, and all models for their shards.
 
-    Returns a line for each of the user's own, which says what was checked.
+    Return a line for each of the user's models, which describes what was checked.
 
     Raises
     ------
     ConfigurationError
-        One fails, does not fit its data, or its gradient is none; or it is too small for its
-        shards; or a function that makes data makes others when it is called again.
+        A model fails, does not fit its data, has a wrong gradient, or is too small for its shards;
+        or a data function returns different data when it is called again.
     """
     checked: dict[object, str] = {}
     functions: dict[PythonDataSection, None] = {}
@@ -182,7 +181,7 @@ def _check(trials: Sequence[Trial], warn: Callable[[str], None]) -> int:
     config = trials[0].config
     if isinstance(config.cluster, QueueSection):
         config.cluster.check(nodes(config))
-        return sys.maxsize  # as many as the queue lets in
+        return sys.maxsize  # the queue sets the limit
     with config.cluster.open(nodes(config), (), warn) as cluster:
         for trial in trials:
             plan = trial.config.fault_plan

@@ -1,7 +1,7 @@
-"""Running a recorded trial again, by itself and in this process, under the faults that it met.
+"""Rerun of one recorded trial, in this process and under the faults that it met.
 
-Its plan follows from its configuration and seed. What was only decided while it ran, which node a
-fault hit that aims at a place in a chain or at random, is read from its record and kept.
+Its plan follows from its configuration and seed. Choices made at run time, such as the node hit by
+a fault that targets a place in a chain or a random node, are read from its record and kept.
 """
 
 from __future__ import annotations

@@ -217,15 +217,15 @@ def part_of(training: TrainingSection, classes: Array, worker: int) -> Array:
     Parameters
     ----------
     classes
-        Of the examples, int64.
+        Classes of the examples, int64.
     worker
-        Its number; one that joined later has the part of one of the first.
+        The worker's number; one that joined later has the part of one of the first.
 
     Returns
     -------
     rows
-        int64: all of them; or, by class, one of as many parts as there are workers, none of which
-        is larger than another by more than one example.
+        int64: all rows; or, `by_class`, one of `training.workers` parts of the rows in the order of
+        their classes, whose sizes differ by at most one.
     """
     if training.partition == "shared":
         return np.arange(len(classes))

@@ -1,9 +1,8 @@
 """One trial, from fresh processes to the last event. Start reading here: it names every layer.
 
-A trial opens a cluster (processes on this machine, unless its configuration says otherwise), brings
-up a parameter server on it, the workers, an evaluator on a node of its own, and an injector that
-carries out the fault plan. Everything that happens is an event, and the events are all that a trial
-leaves behind.
+A trial opens a cluster (by default, processes on this machine). On it, it starts a parameter
+server, the workers, an evaluator on a separate node, and an injector that carries out the fault
+plan. Everything that happens is an event, and all results of a trial follow from its events.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ from flows.records.events import (
 from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import EVENTS_FILE, EventWriter, without_secrets
 
-LOST = "scheduler-connection-lost"  # as Dask says why futures are cancelled
+LOST = "scheduler-connection-lost"  # Dask's reason for cancelled futures
 TRACEBACK_FILE = "traceback.txt"
 LOOK_SECONDS = 0.25
-# A fault is recorded once it is proven, and until then its victim was struck by nobody.
+# A fault is recorded once it is proven; until then, the loss of its victim looks unplanned.
 PROOF_SECONDS = 3.0
 
 Say = Callable[[str], None]
@@ -89,32 +88,32 @@ def run_trial(
     folder
         Gets `events.jsonl`, `trial.log`, and the trial's checkpoints if it writes any.
     sink
-        Is called with every event as well, from another thread.
+        Called with every event as well, from another thread.
     path
         Checkpoints of this trial to resume from; None: from its start.
     circumstances
-        How it is run, as far as its figures do not depend on it: see
+        Conditions of the run that its figures do not depend on: see
         `flows.execution.attempt.Attempt`.
     say
-        Is called with lines for the user, such as the address of Dask's dashboard.
+        Called with lines for the user, such as the address of Dask's dashboard.
     plan
         The faults, if not those that follow from the configuration: see `flows.execution.rerun`.
     lost
-        Is called with the reason when the Dask scheduler that was started for the trial is lost: as
-        soon as that is known, in another thread, and again before this returns. The record has no
-        end then, so that the trial can be resumed. None: it fails.
+        Called with the reason when the Dask scheduler that was started for the trial is lost: as
+        soon as that is known, in another thread, and again before this returns. The record then has
+        no end, so that the trial can be resumed. None: the trial fails.
 
     Notes
     -----
-    The record ends with `TrialEnded` in any other case, but for an interruption
+    In all other cases the record ends with `TrialEnded`, except after an interruption
     (`KeyboardInterrupt`): then it just stops, and the processes are ended before the interruption
     is raised. An unforeseen error fails the trial as well, and leaves its traceback beside the
-    record. Where an event cannot be written, the training is stopped: nothing trains unrecorded.
+    record. If an event cannot be written, the training is stopped, so that none runs unrecorded.
 
     Raises
     ------
     StoreUnavailable
-        Not even the end can be recorded, or nothing at all.
+        The end cannot be recorded, or the record cannot be opened.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     with (
@@ -143,9 +142,9 @@ class _Recorder:
     Attributes
     ----------
     clock
-        That of the cluster, from when there is one.
+        The clock of the cluster, once it exists.
     listeners
-        Are called with every event as well.
+        Called with every event as well.
     """
 
     def __init__(self, config: TrialConfig, write: EventWriter, log: TrialLog, sink: Sink) -> None:
@@ -275,9 +274,9 @@ def _train(
 
 @contextmanager
 def _watched(client: Client, lost: Say | None) -> Iterator[Callable[[ParameterServer], None]]:
-    """Watch the scheduler, if `lost` is given, and raise `SchedulerLost` whatever else it caused.
+    """Watch the scheduler if `lost` is given; its loss raises `SchedulerLost`, not other errors.
 
-    Yields a function to be called with the parameter server when that is up.
+    Yields a function to call with the parameter server when that is up.
     """
     if lost is None:
         yield lambda _: None
@@ -310,7 +309,7 @@ def _server(
             on_loss="ignore",  # losses are what is measured: they are in the record
             transport=config.server.transport,
         )
-    # On virtual time they are on a disk of their own, and a record is the same in any folder.
+    # On virtual time they are on a virtual disk, and a record is the same in any folder.
     virtual = config.cluster.kind == "virtual"
     checkpoints = CHECKPOINTS if virtual else str((folder / CHECKPOINTS).absolute())
     return ParameterServer(
@@ -373,9 +372,9 @@ def _audit(ps: ParameterServer, platform: Platform, record: _Recorder) -> None:
 class _Replacing:
     """Replaces nodes that leave, or are lost without any fault; a context manager with a thread.
 
-    A node that is about to leave is replaced at once, so that what is on it has somewhere to go. A
-    lost one, such as a job that somebody else has ended, is replaced so that the training
-    continues; unless a fault has struck it, for then the fault plan says what becomes of its place.
+    A node that is about to leave is replaced at once, so that its state can move. A lost node, such
+    as a job that was cancelled, is replaced so that the training continues, unless a fault has
+    struck it: then the fault plan decides whether it is replaced.
     """
 
     def __init__(self, cluster: Cluster, say: Say) -> None:
@@ -432,7 +431,7 @@ class _Replacing:
         self._replaced.add(node)
         name = replacement(node)
         if name in self._cluster.pids:
-            return  # a fault plan has brought it back meanwhile
+            return  # a fault plan has already replaced it
         try:
             self._cluster.start(replace(self._cluster.spec(node), name=name))
         except DpsError as error:

@@ -1,19 +1,19 @@
-"""The assignment of a trial's gradients to workers, also after a worker or its node is gone.
+"""The assignment of a trial's gradients to workers, also after the loss of a worker or its node.
 
-Every worker has a share: a span of its own order of batches. When a worker is gone before its share
-is done, a fresh node that joins continues it where the shards have it; if none does, the remaining
-workers divide what is missing, once they are done, and each continues in its own order. So every
-trial that ends has had all of its gradients computed.
+Every worker has a share: a span of its own order of batches. If a worker is lost before its share
+is done, a new node that joins continues the share from the state of the shards. If none joins, the
+remaining workers finish their shares, then divide the missing gradients, each in its own order. So
+every trial that ends has computed all of its gradients.
 
 Workers that stop together have no shares: each goes through its own order of batches until it sees
-that the shards have all updates of the trial. Then the others are asked to leave, so that nobody is
-left computing alone, whatever is lost after that.
+that the shards have all updates of the trial. Then the others are asked to leave, so that no worker
+continues to compute alone, even if updates are lost after that.
 
-Where servers and workers are added and removed, there are no shares either: the workers of the
-moment compute until the shards have enough gradients, and then all are asked to leave, which takes
-a moment, so there may be a few more. A worker that leaves with its node is replaced as soon as
-there is a node for it. The same is done where batches are leased; then a worker that is lost is
-replaced, too, and all end by themselves when each batch is applied.
+Where servers and workers are added and removed, there are no shares either: the current workers
+compute until the shards have enough gradients, then all are asked to leave. That takes a moment, in
+which a few more gradients may be computed. A worker that leaves with its node is replaced as soon
+as a node is free. Leased batches work in the same way; in addition, lost workers are replaced, and
+all workers end when each batch is applied.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class WorkerPool(_Pool):
             self._places[event.worker] = event.node
 
     def work(self, limit: float) -> str | None:
-        """Have all shares computed; return why that failed, or None."""
+        """Run workers until all shares are computed; return why that failed, or None."""
         until = self._clock.monotonic() + limit
         self._first = set(self._nodes())
         futures = self._ps.run(partial(self._train, dict(self._shares)), workers=len(self._shares))
@@ -211,7 +211,7 @@ class WorkerPool(_Pool):
 
 
 def _saw_the_end(future: Future) -> bool:
-    """Whether a worker that has ended had seen all updates, as far as its node can still tell."""
+    """Whether an ended worker had seen all updates; False if its result is no longer available."""
     try:
         return bool(future.result(RESULT_SECONDS))
     except (TimeoutError, CancelledError, KilledWorker):
@@ -237,7 +237,7 @@ class ElasticWorkerPool(_Pool):
         self._began = 0.0
 
     def work(self, limit: float) -> str | None:
-        """Have all gradients computed while things change; return why that failed, or None."""
+        """Run changing workers until all gradients are computed; return why it failed, or None."""
         moments = [change.at_updates for change in self._left if change.at_updates]
         self._progress.expect([*moments, self._training.updates])
         self._progress.begin()
@@ -301,7 +301,7 @@ class ElasticWorkerPool(_Pool):
         self._hired += 1
 
     def _gone(self, seconds: float) -> bool:
-        """Wait until everybody has left who was asked to."""
+        """Wait until all workers that were asked to leave have left."""
         return self._platform.wait(self._client, list(self._going.values()), seconds, every=True)
 
     def _look(self) -> str | None:

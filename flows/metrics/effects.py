@@ -1,17 +1,17 @@
-"""The effect of faults: what a trial with faults differs by from its control, the same without.
+"""The effect of faults: differences between a trial and its control, the same trial without faults.
 
-Both are looked at over the same span, from where the first fault took effect: of seconds since the
-training began, of gradients pushed, or of money spent. What both would have learnt anyway is in
-none of the differences. Nothing is said beyond what both have: a span ends where the first of the
+Both are compared over the same span, from the moment when the first fault took effect: of seconds
+since the training began, of gradients pushed, or of money spent. Progress that both would have made
+anyway is in none of the differences. Nothing is extrapolated: a span ends where the first of the
 two trainings does, and lies within the evaluations of both.
 
-The curve of a training is straight between two evaluations. While a shard is down nobody can read
-the model, and evaluations are missed: the curve is level then, at what is left of the model. Where
-the next evaluation, after the return, is no lower than the last one before the fault, that is the
-last one, until the shard is served again. Where it is lower, what was lost is lost from the fault
-on, and the curve has the value of the next evaluation from there. What was learnt between the last
-evaluation and the fault is missing from the curve meanwhile, and what was learnt between the return
-and the next evaluation is in it too early.
+The curve of a training is linear between two evaluations. While a shard is down, the model cannot
+be read and evaluations are missing: the curve is level then, at the value of what is left of the
+model. If the next evaluation, after the return, is no lower than the last one before the fault,
+that value is the last one, until the shard is served again. If it is lower, the curve has the value
+of the next evaluation from the fault on. During the outage, the curve lacks what was learnt between
+the last evaluation and the fault, and includes too early what was learnt between the return and the
+next evaluation.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Effects:
     lacking
         Why there is none, for a trial that plans faults.
     values
-        The metrics of `EFFECTS` by key; None, or no value, for what cannot be told.
+        The metrics of `EFFECTS` by key; None, or no value, where unknown.
     """
 
     control: str | None = None

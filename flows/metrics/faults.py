@@ -1,6 +1,6 @@
-"""When things happened: the span of a training, the moments of faults, outages, other losses.
+"""Times of events: the span of a training, the moments of faults, outages, other losses.
 
-Faults that hit a shard while it is down already prolong its outage; they make no other one.
+A fault that hits a shard that is already down prolongs its outage; it does not start another one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ E = TypeVar("E", Applied, Decided, Promoted, Restored)
 
 Struck = Killed | Paused | Disturbed
 
-# What a node goes through without serving: if nobody gave it up meanwhile, it serves again after.
+# Faults that silence a node: unless it is evicted before they end, it serves again afterwards.
 SILENT = ("pause", "cut")
-# Nodes at the other end of such a link may be given up, rightly, though nothing struck them.
+# Nodes at the other end of such a link may be evicted, rightly, although no fault struck them.
 BETWEEN_NODES = ("cut", "delay")
 BY_SILENCE = ("lease", "host")  # how a loss is noticed of a process that may well live
 # Seconds for which a fault that is over may still cost a node its lease.
@@ -64,9 +64,9 @@ class FaultTimes:
     began
         SIGKILL, or SIGSTOP, was sent, or the disturbance began.
     shard
-        The shard that was not served for a time because of it; None: it did without.
+        The shard that was not served for a time because of it; None: no shard was interrupted.
     detected
-        The coordinator first learned that a shard had lost the node; `by` says from whom:
+        The coordinator first learned that a shard had lost the node; `by` is the source:
         "scheduler" (a connection broke), "client" (calls failed), "lease" (the node was silent) or
         "coordinator" (the node did not answer it, or another process has its address).
     decided
@@ -74,14 +74,14 @@ class FaultTimes:
     capacity
         A fresh node had taken the place of the lost one.
     serving
-        The shard served again; `source` says from what: "promoted", "initial", "checkpoint",
-        "store" or "worker"; "others" if the head was not the one that was lost; "resumed" for a
-        head whose pause or cut ended before anybody gave it up. None if whoever served then was
-        lost before it reported so: what workers were told then tells that it served.
+        The shard served again; `source` is where its state came from: "promoted", "initial",
+        "checkpoint", "store" or "worker"; "others" if the head was not the lost replica; "resumed"
+        for a head whose pause or cut ended before it was evicted. `source` is None if the new head
+        was lost before it reported that it served: acks to workers show it then.
     first_applied
         The shard's head first applied an update after that.
     ended
-        The node went on, or was disturbed no more; None if it was killed or gone by then.
+        The node continued, or the disturbance ended; None if it was killed or gone by then.
     """
 
     kind: str
@@ -191,7 +191,7 @@ def _detected_times(
     serving, source, applied = _back(record, detected)
     again = _lost_again(record, detected)
     if again is not None and (serving is None or serving > again):
-        # Whoever served in between may have been lost before it could report that.
+        # A head that served in between may have been lost before it could report that.
         told = _told_to_workers(record, detected, again)
         if told is not None:
             serving, source, applied = told, None, told
@@ -223,7 +223,7 @@ def _following(record: Record, kind: type[E], detected: Detected) -> list[E]:
 
 
 def _undetected(record: Record, times: FaultTimes, ended: float) -> FaultTimes:
-    """The moments of a silence that was over before anybody gave the node up."""
+    """The moments of a silence that was over before the node was evicted."""
     batches = [b for b in record.of(Applied) if b.head and b.node == times.node]
     last = max((b for b in batches if b.times[0] <= times.began), key=_TIME, default=None)
     if last is None:
@@ -265,7 +265,7 @@ def _lost_again(record: Record, detected: Detected) -> float | None:
 
 
 def _told_to_workers(record: Record, detected: Detected, until: float) -> float | None:
-    """When a worker was first told that an update was applied, between two losses of a shard."""
+    """When a worker first received the ack of an applied update, between two losses of a shard."""
     choices = (e.t for e in _following(record, Decided, detected) if e.t < until)
     since = max(choices, default=math.inf)
     times = (
@@ -365,7 +365,7 @@ def _losses(record: Record) -> Iterator[_Loss]:
     nodes = {(event.worker, event.incarnation): event.node for event in record.of(WorkerJoined)}
     for left in record.of(WorkerLeft):
         node = nodes.get((left.worker, left.incarnation))
-        # Of a worker from before a resumption nothing else is known, not even its node.
+        # The node of a worker from before a resumption is not known.
         if left.was_lost and node is not None:
             yield _Loss(left.t, node, left.reason == "lost")
 

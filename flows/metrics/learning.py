@@ -1,6 +1,6 @@
-"""What a trial did to the model: its score, loss and objective, from the evaluator's snapshots.
+"""Metrics of the model: its score, loss and objective, from the evaluator's snapshots.
 
-What a fault does to them is in `flows.metrics.effects`.
+The effects of faults on them are in `flows.metrics.effects`.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def objective_target_gradients(trial: Trial) -> int | None:
 
 @ACCURACY.metric("distance from stationarity", "", "lower", whole=False)
 def stationarity_final(trial: Trial) -> float | None:
-    """Norm of the proximal gradient mapping over all training data, which is 0 where the weights
-    are stationary and nowhere else: mean of the last 3 evaluations; empty without
+    """Norm of the proximal gradient mapping over all training data, which is 0 if and only if the
+    weights are stationary: mean of the last 3 evaluations; empty without
     `evaluation.objective`.
     """
     return _last_mean([event.stationarity for event in trial.evaluations])

@@ -1,9 +1,9 @@
 """The ledger of updates: which applications survived, which were lost, which happened twice.
 
 A shard's history is a line of versions that a failure may cut back: a restored copy or a promoted
-replica holds version r, and whatever earlier epochs applied after r is gone. What is left is the
-*surviving lineage*. All counts here are of one update on one shard: a gradient that is pushed to
-two shards counts twice.
+replica holds version r, and all updates that earlier epochs applied after r are lost. The remaining
+versions are the *surviving lineage*. All counts here are of one update on one shard: a gradient
+that is pushed to two shards counts twice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Ack(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What became of the updates of a trial: counts, as `flows.metrics.updates` defines them.
+    """The outcomes of the updates of a trial: counts, as `flows.metrics.updates` defines them.
 
     `unrecorded` are updates in the final state whose application was never reported, because the
     node that applied them was killed first.
@@ -83,7 +83,7 @@ class Ledger:
 
 
 def ledger(record: Record, rows: Sequence[Row], faults: Sequence[FaultTimes]) -> Ledger:
-    """Return what became of every update of a trial; `rows` are its `applied_rows`."""
+    """Return the outcome of every update of a trial; `rows` are its `applied_rows`."""
     acks = list(_acks(record))
     # In order of time, the start of the run included.
     cuts: list[Cut] = [*record.of(Restored), *record.of(Promoted)]
@@ -98,7 +98,7 @@ def ledger(record: Record, rows: Sequence[Row], faults: Sequence[FaultTimes]) ->
     unrecorded = Counter(final)
     unrecorded.subtract(shard for shard, _ in {(row.shard, row.version) for row in surviving})
     lost = _lost_acked(rows, kept, durable, cuts)
-    # Acked updates that nobody reported and that are not lost are in versions not reported either.
+    # Acked updates that were not reported and are not lost are among the unrecorded versions.
     room = unrecorded - Counter(shard for shard, _ in acked - kept - lost.keys())
     settled = kept | {ack.key for ack in acks if ack.outcome != "buffered"}
     lost |= _lost_buffered(acks, rows, cuts, replays, settled, room)
@@ -162,7 +162,7 @@ def _acks(record: Record) -> Iterator[Ack]:
 def _survivors(rows: Iterable[Row], cuts: Iterable[Cut]) -> list[Row]:
     """The applications that are part of the final state.
 
-    An application survives when every later epoch of its shard went on from its version or a
+    An application survives when every later epoch of its shard continued from its version or a
     later one.
     """
     by_shard: defaultdict[int, list[Cut]] = defaultdict(list)
@@ -206,17 +206,17 @@ def _lost_buffered(
     settled: Collection[Key],
     unrecorded: Mapping[int, int],
 ) -> dict[Key, float]:
-    """The buffered updates that are in no final state, and when their shard was without.
+    """The buffered updates that are in no final state, and when their shard lost them.
 
-    That moment is when the shard next went on from another state, infinity if it never did.
+    That moment is when the shard next continued from another state, infinity if it never did.
 
     Parameters
     ----------
     settled
-        The updates of which it is known what became of them.
+        The updates whose outcome is known.
     unrecorded
-        By shard, versions of the final state that may be any update: their application was never
-        reported. As many updates are not taken for lost.
+        By shard, the number of versions of the final state that may be any update: their
+        application was never reported. This number of updates does not count as lost.
     """
     # When each was last known to be there: buffered, or applied for a time.
     since = {a.key: a.t for a in acks if a.outcome == "buffered" and a.key not in settled}
@@ -228,7 +228,7 @@ def _lost_buffered(
         waiting = sorted((key for key in since if key[0] == shard), key=since.__getitem__)
         for replay in replays:
             if replay.shard == shard:
-                # It tells how many it left out, not which: those that were buffered nearest to it.
+                # It records how many it left out, not which: take those buffered nearest to it.
                 nearest = sorted(waiting, key=lambda key: abs(since[key] - replay.t))
                 gone = frozenset(nearest[: replay.dropped])
                 waiting = [key for key in waiting if key not in gone]
@@ -242,7 +242,7 @@ def _lost_buffered(
 
 
 def _final_versions(record: Record, surviving: Iterable[Row]) -> dict[int, int]:
-    """Each shard's last version: as audited, else as far as the surviving lineage goes."""
+    """Each shard's last version: as audited, otherwise the last of the surviving lineage."""
     final: dict[int, int] = {}
     for row in surviving:
         final[row.shard] = max(final.get(row.shard, 0), row.version)
@@ -255,7 +255,7 @@ def _audit_mismatches(record: Record, kept: Iterable[Key], acks: Iterable[Ack]) 
     """Count the audited final states that contradict the events.
 
     The number of updates must equal the version; no worker may have more updates in the state
-    than it is known to have sent, nor fewer than the surviving lineage shows.
+    than it is known to have sent, or fewer than the surviving lineage shows.
     """
     least, sent = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
     least.update((shard, update.worker) for shard, update in kept)

@@ -59,10 +59,10 @@ class Metric:
     number
         Whether it is a number that statistics and claims may be about.
     signed
-        Whether it is a difference, which may be negative whatever its unit is.
+        Whether it is a difference, which may be negative in any unit.
     of_score
-        Whether it is a value of what the model is scored by, or a difference of two. Unit and
-        `better` are those of a share then; `Score.of` returns it as it is for another score.
+        Whether it is a value of the model's score, or a difference of two. Its unit and `better`
+        are those of a share; `Score.of` adapts them to another score.
     whole
         Whether it takes a record of the whole training: a trial that was resumed has no value.
     of_faults

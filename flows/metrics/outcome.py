@@ -1,4 +1,4 @@
-"""The outcome of a trial: all its metrics, and what is asked of it beside them.
+"""The outcome of a trial: all its metrics, and other facts about it.
 
 An outcome holds no record, so that those of a whole experiment fit into memory.
 """
@@ -32,31 +32,31 @@ class Outcome:
     Attributes
     ----------
     status, reason
-        "valid", "invalid" (a planned fault did not happen, or a node was given up that none had
-        struck) or "failed", and why.
+        "valid", "invalid" (a planned fault did not happen, or a node that no fault had struck was
+        evicted) or "failed", and why.
     values
         The metrics by key; see `row` for all of them.
     faults
         The moments of each fault.
     effects
-        What the faults did, against the trial's control; that is known only beside other trials,
+        Effects of the faults, against the trial's control; known only together with other trials,
         see `flows.statistics.finished.with_effects`.
     score
-        What the model is scored by.
+        The score of the model.
     failed_before
-        How many attempts at the trial failed before this one.
+        Number of attempts at the trial that failed before this one.
     whole
         Whether the record is of the whole training; False for a trial that was resumed after an
         interruption, whose record begins there.
     transports
-        By what its nodes sent each other arrays, and how many pairs of them, the most first.
+        Transports of arrays between its nodes, with the number of pairs that used each, most first.
     virtual
-        The profile that its time went by; "": it ran on real nodes.
+        The profile of its virtual time; "": it ran on real nodes.
     overloaded
         Whether the machine that drove it had more load than cores and processes of the trial.
     circumstances
-        What its results do not depend on: how many trials ran at once, how many seeds were planned,
-        which claims were fixed when it began.
+        Conditions that its results do not depend on: the number of concurrent trials and of planned
+        seeds, and the claims that were fixed when it began.
     """
 
     identity: Identity
@@ -88,7 +88,7 @@ class Outcome:
 
     @cached_property
     def _row(self) -> dict[str, Value]:
-        # A trial that is running has another status than its record by itself would have.
+        # The status of a running trial differs from the one that follows from its record.
         known = {**self.values, "status": self.status, "reason": self.reason}
         return {
             metric.key: None
@@ -103,7 +103,7 @@ class Outcome:
 def outcome(record: Record, prices: Prices, folder: str = "") -> Outcome:
     """Return the metrics of one trial, from its events and the price table alone.
 
-    `folder` is what the trial is called if its record has no start.
+    `folder` names the trial if its record has no start.
     """
     trial = Trial(record, prices, folder)
     judged, reason = trial.status

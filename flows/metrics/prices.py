@@ -81,9 +81,9 @@ class Spending:
     """Money in USD by the price table, for the time of the training only.
 
     A node costs from its start, or that of the training, to its end: to its death, if it was
-    killed, so that a lost node costs nothing until another takes its place. Bytes sent cost when
-    they are sent, evenly between two samples of a process, and between the last one and its death.
-    Bytes stored cost evenly over the training, by what `stored_bytes` says of the whole.
+    killed, so that a lost node costs nothing until it is replaced. Bytes sent cost when they are
+    sent, evenly between two samples of a process, and between the last one and its death. Bytes
+    stored cost evenly over the training; `stored_bytes` computes their total.
 
     Attributes
     ----------
@@ -152,9 +152,9 @@ def stored_bytes(record: Record) -> int:
 
 
 def moved_by_link(record: Record) -> dict[str, int]:
-    """Return bytes that went over each kind of link, by whichever end counted more.
+    """Return bytes sent over each kind of link: the larger count of both ends.
 
-    What a process that was killed sent after its last sample is counted by its receivers.
+    Receivers count what a killed process sent after its last sample.
     """
     sent, received = Counter[tuple[str, bool]](), Counter[tuple[str, bool]]()
     for sample in last_samples(record):
@@ -171,7 +171,7 @@ def moved_by_link(record: Record) -> dict[str, int]:
 
 
 def node_seconds(record: Record) -> dict[str, float]:
-    """Return for each role how long its nodes were up between start and end of the training."""
+    """Return, by role, the time that nodes were up between start and end of the training."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for role, start, end in node_spans(record):
         seconds[role] += end - start
@@ -179,9 +179,9 @@ def node_seconds(record: Record) -> dict[str, float]:
 
 
 def _rented_seconds(record: Record, length: float) -> dict[str, float]:
-    """For each role the length of the training times the nodes that it needs at once.
+    """Return, by role, the length of the training times the number of nodes needed at once.
 
-    A node that took the place of a lost one is not rented again, whatever its role is now.
+    A replacement of a lost node is not rented in addition, even if its role differs.
     """
     roles = {original(node.node): node.role for node in reversed(record.of(NodeJoined))}
     return {role: count * length for role, count in Counter(roles.values()).items() if length}

@@ -1,7 +1,7 @@
-"""The processes of a trial: when each lived, and what it used.
+"""The processes of a trial: the lifetime and resource use of each.
 
-Neither a pid nor a node's name identifies a process: containers share pids (each counts from 1),
-and a node that is restarted comes back under its name.
+A pid or a node's name does not identify a process: containers share pids (each counts from 1), and
+a restarted node keeps its name.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def faults(trial: Trial) -> int:
 
 @RECOVERY.metric("faults skipped", "count")
 def faults_skipped(trial: Trial) -> int:
-    """Faults of a random process or of a trace that came when nobody was there to be hit: what is
-    down cannot fail. They are not among the faults met.
+    """Faults of a random process or of a trace that were due when no node was there to be hit: a
+    node that is down cannot fail. They are not among the faults met.
     """
     return len(trial.record.of(FaultSkipped))
 
@@ -74,15 +74,15 @@ def recovery_median_seconds(trial: Trial) -> float | None:
     return middle if math.isfinite(middle) else None
 
 
-# -- the first fault by which a shard was not served, else the first of all ------------------
+# -- the first fault by which a shard was not served, otherwise the first of all -------------
 
 
 @RECOVERY.metric("recovered from", number=False)
 def recovered_from(trial: Trial) -> str | None:
-    """What the shard went on from after the first fault by which one was not served for a time:
-    “promoted” (a replica took over), “checkpoint”, “store”, “initial” values, “worker” (rebuilt
-    from what a worker held), “others” (the head went on with the replicas left), or “resumed” (the
-    pause or cut ended before the node was given up). The parts of recovery are of this fault.
+    """State from which a shard continued after the first fault by which one was not served for a
+    time: “promoted” (a replica took over), “checkpoint”, “store”, “initial” values, “worker”
+    (rebuilt from a worker's copy), “others” (the head continued with the replicas left), or
+    “resumed” (the pause or cut ended before eviction). The parts of recovery are of this fault.
     """
     return trial.loss.source
 

@@ -1,4 +1,4 @@
-"""What a trial used, per role of node and kind of link; what filters saved; and money."""
+"""Metrics of resources: use per role of node and kind of link, savings by filters, and money."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a model is scored by: the figure that stands in all that speaks of accuracy.
+"""The score of a model: the figure that replaces accuracy in all texts, tables and figures.
 
-Most scores are shares, of which more is better, and 1 is all that there is. Of others less is
-better, and they are told in a unit of their own. Which it is, is told here alone.
+Most scores are shares: higher is better, and 1 is the maximum. For the others lower is better, and
+they have their own units. Only this module knows the difference.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Score:
     key
         Its name in a configuration, and among the metrics of a tracked run.
     name
-        What texts call it.
+        Its name in texts.
     definition
-        What it is, as it follows its name.
+        Its definition, as it follows its name.
     better
         Whether a higher or a lower value is better.
     share
@@ -70,15 +70,15 @@ class Score:
         return f"{value:.1%}" if self.share else f"{value:.4g}"
 
     def said(self, text: str) -> str:
-        """Return a text of dps that speaks of accuracy, with the name of this score instead."""
+        """Return a text of dps with "accuracy" replaced by the name of this score."""
         return text if self.key == "accuracy" else _WORD.sub(self._in_place_of, text)
 
     def tracked(self, metric: str) -> str:
-        """Return what a metric of a tracked run that has accuracy in its name is called."""
+        """Return the name of a metric of a tracked run, with "accuracy" replaced by this score."""
         return metric.replace("accuracy", self.key)
 
     def of(self, metric: Metric) -> Metric:
-        """Return a figure by the name of this score, and if it is one of it, in its unit."""
+        """Return a metric with the name of this score and, if it is a value of it, its unit."""
         if self.key == "accuracy":
             return metric
         label, text = self.said(metric.label), self.said(metric.text)
@@ -90,7 +90,7 @@ class Score:
 
     @property
     def told(self) -> str:
-        """Its definition, in a sentence or two; empty for accuracy, which everybody knows."""
+        """Its definition, in a sentence or two; empty for accuracy, which needs none."""
         if self.key == "accuracy":
             return ""
         less = "" if self.better == "higher" else ". Less of it is better"
@@ -137,7 +137,7 @@ SCORES = {
 
 
 def score_of(config: Mapping[str, Any]) -> Score:
-    """Return what a trial is scored by, from its configuration as it is recorded.
+    """Return the score of a trial, from its recorded configuration.
 
     Raises
     ------

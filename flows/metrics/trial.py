@@ -1,4 +1,4 @@
-"""A trial, as metrics see it: its record and the prices, and what several metrics need of both."""
+"""A trial as the input of metrics: its record, the prices, and values that metrics share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Identity:
 
     @property
     def strategy_axis(self) -> str | None:
-        """The axis that colours and rows go by: recovery, else the first; None without axes."""
+        """The axis of colours and rows: recovery, otherwise the first; None without axes."""
         return "recovery" if "recovery" in self.labels else next(iter(self.labels), None)
 
     @property
@@ -79,10 +79,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Trial:
-    """The record of one trial, with the prices that it is reckoned by.
+    """The record of one trial, with the prices for its costs.
 
-    Everything else is computed from these, once, when a metric asks for it. `folder` names the
-    trial where its record has no start.
+    All other values are computed from these, once, on first access. `folder` names the trial if its
+    record has no start.
     """
 
     record: Record
@@ -104,7 +104,7 @@ class Trial:
 
     @cached_property
     def score(self) -> Score:
-        """What its model is scored by."""
+        """The score of its model."""
         return score_of(self.record.config)
 
     @cached_property
@@ -136,9 +136,9 @@ class Trial:
 
     @property
     def loss(self) -> FaultTimes:
-        """The first fault by which a shard was not served for a time, else the first of all.
+        """The first fault by which a shard was not served for a time, otherwise the first of all.
 
-        Without any fault, one without moments.
+        Without any fault, a placeholder without moments.
         """
         return first_loss(self.faults) or _NO_FAULT
 
@@ -157,7 +157,7 @@ class Trial:
             if outage.began < end and outage.serving > start
         ]
 
-    # -- what the workers did, and what became of it ------------------------------------------
+    # -- updates: what the workers did, and the outcome ---------------------------------------
 
     @cached_property
     def pushed(self) -> dict[tuple[str, int, int], float]:
@@ -175,7 +175,7 @@ class Trial:
         """Gradients pushed before the record begins: those in the checkpoints of a resumed trial.
 
         Runs of different speed align on the count of gradients pushed. It counts work that was
-        done, so it never goes back: updates that a failure undid stay counted.
+        done, so it never decreases: updates that a failure undid stay counted.
         """
         resumed = self.record.of(TrialResumed)
         return resumed[0].updates if resumed else 0
@@ -195,7 +195,7 @@ class Trial:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """What became of every update."""
+        """The outcome of every update."""
         return ledger(self.record, self.applied, self.faults)
 
     @cached_property
@@ -244,12 +244,12 @@ def evaluations(record: Record) -> list[Evaluated]:
 
 
 def first_loss(faults: tuple[FaultTimes, ...]) -> FaultTimes | None:
-    """Return the first fault by which a shard was not served for a time, else the first of all."""
+    """Return the first fault by which a shard was not served for a time, or the first of all."""
     felt = (fault for fault in faults if fault.shard is not None)
     return next(felt, faults[0] if faults else None)
 
 
-# -- the metrics that tell which trial it is, and whether it counts ---------------------------
+# -- the metrics that identify a trial, and whether it counts ---------------------------------
 
 _IDENTITY: dict[str, tuple[Callable[[Trial], Value], str]] = {
     "experiment": (lambda t: t.identity.experiment, "Name of the experiment."),

@@ -1,4 +1,4 @@
-"""What became of updates, how old the weights were that they came from, and how fast they came."""
+"""Metrics of updates: their outcomes, the staleness of their weights, and their pace."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def by_period(rows: Iterable[Row], faults: Iterable[FaultTimes]) -> dict[Period,
 
 
 def _over(fault: FaultTimes) -> float:
-    """When the shard served again; else when the node was itself again, or at once."""
+    """When the shard served again; without one, when the disturbance ended, or began."""
     if fault.shard is None:
         return fault.began if fault.ended is None else fault.ended
     return math.inf if fault.serving is None else fault.serving
@@ -193,8 +193,8 @@ def training_seconds(trial: Trial) -> float | None:
 
 @UPDATES.metric("gradients", "count")
 def gradients_pushed(trial: Trial) -> int:
-    """Different gradients that workers were told are safe or buffered, each counted once however
-    many shards it touches, and whatever became of it later.
+    """Distinct gradients that were acknowledged to workers as safe or buffered, each counted once
+    regardless of the number of shards that it touches, even if it was lost later.
     """
     return len(trial.pushed)
 
@@ -208,8 +208,8 @@ def gradients_per_second(trial: Trial) -> float | None:
 @UPDATES.metric("gradients, all workers at work", "per second", "higher")
 def gradients_together(trial: Trial) -> float | None:
     """Gradients per second while all workers were at work: from when the last one had pushed its
-    first gradient until one had pushed its last. Leaves out how workers come and go, which weighs
-    more the shorter a training is.
+    first gradient until one had pushed its last. Excludes the time in which workers start and end,
+    which weighs more the shorter a training is.
     """
     by_worker: defaultdict[str, list[float]] = defaultdict(list)
     for (worker, _, _), t in trial.pushed.items():

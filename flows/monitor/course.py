@@ -231,12 +231,12 @@ class Course:
 
 
 class Follower:
-    """Turns the events of one trial into what a view shows. An event sink, for any thread.
+    """Turns the events of one trial into lines and progress of a view. Thread-safe event sink.
 
     Parameters
     ----------
     told
-        Called with every line to show, in the order of their moments.
+        Called with every line to show, in the order of time.
     moved
         Called with the updates so far and the state of the training, not more often than needed.
     """

@@ -1,7 +1,7 @@
-"""The estimate of how long trials take: learnt from those that have ended, else guessed.
+"""Estimates of how long trials take: learnt from finished trials, otherwise guessed.
 
-A guess is made from the configuration alone. Where trials of the experiment have ended, guesses for
-the others are corrected by how far off they were for these.
+A guess is made from the configuration alone. Once trials of the experiment have ended, guesses for
+the others are corrected by the error of the guesses for these.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Durations:
         return len(self._off)
 
     def note(self, trial: Trial, seconds: float) -> None:
-        """Learn from a trial that has ended, in so many seconds of real time."""
+        """Learn from a trial that took this number of seconds of real time."""
         self._seen[_key(trial.labels)].append(seconds)
         self._off.append(seconds / guess(trial.config))
 
@@ -50,7 +50,7 @@ class Durations:
         return guess(trial.config) * (median(self._off) if self._off else 1.0)
 
     def total(self, trials: Iterable[Trial], parallel: int) -> float:
-        """Seconds that trials take in all, so many of them at once."""
+        """Seconds that trials take in all, with `parallel` of them at once."""
         each = [self.of(trial) for trial in trials]
         return max(sum(each) / parallel, max(each, default=0.0))
 
@@ -80,7 +80,7 @@ def trials_told(count: int, kind: str = "") -> str:
 
 
 def about(seconds: float) -> str:
-    """Say a duration as precisely as an estimate is: "40 s", "12 min", "3.5 h"."""
+    """Format a duration with the precision of an estimate: "40 s", "12 min", "3.5 h"."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 90 * 60:

@@ -102,14 +102,14 @@ def status_of(folder: Path) -> Status:
 
 
 def statuses(here: Path, experiment: str | None = None) -> list[Status]:
-    """Return the state of one experiment, or of all of a working directory.
+    """Return the state of one experiment, or of all experiments of a working directory.
 
-    Those that run come first.
+    Running experiments come first.
 
     Raises
     ------
     ConfigurationError
-        There is none, or not this one; the message says what there is instead.
+        There is no experiment, or not this one; the message lists the existing ones.
     """
     root = here / RESULTS
     known = sorted(path.name for path in root.glob("*") if path.is_dir())
@@ -131,7 +131,7 @@ def running(here: Path, experiment: str | None = None) -> list[Status]:
     Raises
     ------
     ConfigurationError
-        None does, or not this one; the message says what there is instead.
+        No experiment is running, or not this one; the message reports their state.
     """
     found = statuses(here, experiment)
     at_work = [status for status in found if status.owner is not None]

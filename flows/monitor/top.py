@@ -1,7 +1,7 @@
 """`dps top`: views of running trainings, from records of trials or from a Dask scheduler.
 
-Records are read on from where they were read to, and a scheduler is asked once for each view, so
-looking costs a training nothing measurable.
+Records are read incrementally, and a scheduler is asked once for each view, so watching has no
+measurable cost for a training.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ExperimentSource:
                 running(self._folder.parent.parent, self._folder.name)
             except ConfigurationError as error:
                 raise Ended(str(error)) from error
-            return []  # it has begun again since
+            return []  # it has restarted since
         for name in trial_names(self._folder):
             path = self._folder / name / EVENTS_FILE
             if path not in self._trials and path.exists() and path.stat().st_mtime >= owner.since:
@@ -151,7 +151,7 @@ def source_of(target: str, here: Path) -> Source:
     Raises
     ------
     ConfigurationError
-        There is no such thing.
+        There is no such record or experiment.
     """
     for folder in (Path(target), here / RESULTS / target):
         if (folder / EVENTS_FILE).is_file():

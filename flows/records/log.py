@@ -1,6 +1,6 @@
 """The log of a trial: a file beside its record that a person or `grep` can read.
 
-It tells what happened; figures are computed from the record alone.
+It is for reading only: figures are computed from the record alone.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ FORMAT = "time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(me
 
 
 class TrialLog:
-    """Writes a line for every event that is of interest by itself; an event sink, for any thread.
+    """Writes a line for every event of level INFO or above; an event sink, for any thread.
 
-    What is in the file already is kept: a trial that is resumed goes on with it. Events that come
-    after `close` are left out, and so are all after one that could not be written: the record
-    counts, and is on the same disk.
+    Existing lines are kept: a resumed trial appends to the file. Events after `close` are dropped,
+    and so are all events after one that could not be written: the record is authoritative, and is
+    on the same disk.
 
     Parameters
     ----------
     labels
-        What each line says besides: which trial it is.
+        The labels of the trial, which are added to each line.
     """
 
     def __init__(self, path: Path, labels: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
 """The record of a trial: the JSON-lines file of its events, how it is written and read back.
 
-Every figure in a table or report is computed from such a file and from nothing else, so a record
-must survive an interruption: each event is one line, flushed at once, and a last line that was cut
-short is noticed and left out. Nor may damage make other figures of it: each line ends with its
-checksum, and every value is checked when it is read.
+Every figure in a table or report is computed from such files alone, so a record must survive an
+interruption: each event is one line, flushed at once, and a last line that was cut short is noticed
+and left out. Damage must not change figures either: each line ends with its checksum, and every
+value is checked when it is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flows.records.events import TrialEnded, TrialStarted
 EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"
 CONFIGURATION_FILE = "configuration.yaml"
-EARLIER = "earlier"  # beside the trials: the records that others took the place of
+EARLIER = "earlier"  # beside the trials: the records that were replaced by others
 UNKNOWN_COMMAND = "dps run CONFIG"  # where nothing was noted
 FAILED_ATTEMPTS = "failed_attempts"  # among a trial's circumstances
 
@@ -126,7 +126,7 @@ def _append(file: IO[bytes], whole: int, event: Event) -> int:
 
 
 def end_record(path: Path, event: TrialEnded) -> None:
-    """Put an end to a record that nobody writes any more; what is in it stays.
+    """Append the end to a record that no process writes any more; keep all complete events.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def without_secrets(event: Event) -> Event:
 class Record:
     """The events of one trial in the order in which they were written.
 
-    `torn` tells that the last line was cut short, as when the driver was killed while writing.
+    `torn`: the last line was cut short, for example because the driver was killed while writing.
     """
 
     events: tuple[Event, ...]
@@ -188,7 +188,7 @@ class Record:
 
     @property
     def circumstances(self) -> dict[str, int]:
-        """What the trial does not depend on, as it was told when it began."""
+        """The circumstances that its results do not depend on, as given when it began."""
         settings = self.started.settings if self.started else {}
         return dict(settings.get("circumstances", {}))
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-# What tells trials of one run apart, or only names them.
+# Settings that only distinguish or name the trials of a run.
 NO_SETTINGS = ("experiment", "seed")
 VERSIONS = "versions."
 PATHS = ("/", "./", "../", "~")  # how the name of a run begins that is a path
@@ -55,7 +55,7 @@ PAIR = 2
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The trials that a name stands for; `part` is what it says beside the experiment, or ""."""
+    """The trials that a name stands for; `part` is the name without the experiment, or ""."""
 
     name: str
     part: str
@@ -77,12 +77,12 @@ class Setting:
 def find_run(
     name: str, here: Path, prices: Prices, warn: Callable[[str], None] = lambda _: None
 ) -> Run:
-    """Read the trials that a name stands for; `warn` is told of damaged ones, which are left out.
+    """Read the trials that a name stands for; report damaged ones to `warn` and leave them out.
 
     Raises
     ------
     ConfigurationError
-        Nothing of that name is recorded in this working directory, or nothing that is whole.
+        This working directory has no record of that name, or only damaged ones.
     """
     folder, part = _folder_and_part(name, here)
     starts = {path: _settings_of(path) for path in event_files(folder)}
@@ -100,7 +100,7 @@ def find_run(
             f"{quoted(name)}: the experiment {folder.name!r} in {folder.parent} has no trial "
             f"{quoted(part)}; {suggest(part, known)}"
         )
-    # The controls of trials with faults are read as well: effects are told against them.
+    # The controls of trials with faults are read as well: effects are measured against them.
     controls = [
         path
         for path, settings in starts.items()
@@ -116,7 +116,7 @@ def find_run(
 
 
 def _folder_and_part(name: str, here: Path) -> tuple[Path, str]:
-    """Return the folder of the experiment that a run is of, and what its name says beside that."""
+    """Return the folder of a run's experiment, and the rest of the run's name."""
     if not name.startswith(PATHS):
         experiment, _, part = name.strip("/").partition("/")
         return experiment_folder(experiment, here), part

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SECONDS = "seconds since training started"
 INTERVAL = f"95% interval of the mean from {FEWEST_SEEDS} seeds on"
 POINTS = 121  # of a mean curve
-MOST_CONDITIONS = 6  # with figures of their own
+MOST_CONDITIONS = 6  # with separate figures
 MOST_PANELS = 12
 MOST_ROWS = 48
 FEWEST_LABELS = 3  # of an axis that a figure is drawn along
@@ -85,7 +85,7 @@ def draw(study: Study) -> list[Drawing]:
         return []
     import matplotlib
 
-    # Those of the lead first; figures of each of hundreds of conditions nobody looks at.
+    # The lead comes first; hundreds of conditions would make too many figures to read.
     order = sorted(study.shown, key=lambda condition: condition != study.lead)[:MOST_CONDITIONS]
     with matplotlib.rc_context(fname=style.STYLE):
         drawn = [

@@ -152,7 +152,7 @@ def render(study: Study, folder: Path, prices: Prices, unusable: Sequence[str] =
 
 
 def strategy_settings(study: Study) -> list[tuple[str, str]]:
-    """Return what each recovery strategy consists of, from the settings of its first trial."""
+    """Return the parts of each recovery strategy, from the settings of its first trial."""
     found: dict[str, str] = {}
     for record, outcome in zip(study.records, study.outcomes, strict=True):
         recovery = record.config.get("recovery")

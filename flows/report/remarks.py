@@ -1,4 +1,4 @@
-"""What a reader must know beside the numbers: losses, missed targets, trials that do not count."""
+"""Remarks on the numbers: losses, missed targets, trials that do not count."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def losses(study: Study) -> list[str]:
 
 
 def cautions(study: Study, folder: Path | None) -> list[str]:
-    """Return what limits the numbers, and the command that improves on it."""
+    """Return limits of the numbers, and the command that improves them."""
     outcomes = study.outcomes
     busy = unquiet(outcomes)
     limits = (short_of_target(outcomes), without_effect(outcomes), busy and f"{busy}.")

@@ -35,7 +35,7 @@ CONSISTENCY = {
     "ssp": "bounded staleness (SSP)",
 }
 MOST_VALUES = 4  # of a setting that varies, in the header
-# Trainings that a price is given for: as many as cost LEAST_MONEY (USD) or more.
+# Numbers of trainings that a price is given for: the first that costs LEAST_MONEY (USD) or more.
 TRAININGS = (1, 1_000, 1_000_000)
 LEAST_MONEY = 0.1
 
@@ -109,12 +109,12 @@ class Study:
 
     @cached_property
     def shown(self) -> tuple[str, ...]:
-        """The conditions that tables and figures are about: those with faults, else all."""
+        """The conditions in tables and figures: those with faults, or all if there are none."""
         return self.faulty or self.conditions
 
     @cached_property
     def lead(self) -> str:
-        """The condition that the report opens with: of the first claim, else the first shown."""
+        """The condition that the report opens with: of the first claim, or the first shown."""
         for claim in self.claims[:1]:
             for outcome in self.outcomes:
                 own = outcome.identity
@@ -124,7 +124,7 @@ class Study:
 
     @property
     def score(self) -> Score:
-        """What models are scored by."""
+        """The score of the models."""
         return self.outcomes[0].score if self.outcomes else ACCURACY
 
     @cached_property
@@ -195,7 +195,7 @@ class Study:
 
     @cached_property
     def facts(self) -> list[tuple[str, str]]:
-        """What a reader wants to know first, as names and values."""
+        """The key facts for the header, as names and values."""
         configs = [_config_facts(record.config) for record in self.records]
         settings = {
             name: list(dict.fromkeys(each[name] for each in configs)) for name in configs[0]

@@ -1,7 +1,7 @@
 """How figures look, and their files: sizes, colours, legends, SVG, PDF and PNG.
 
 Figures are drawn for print: one or two columns of a page wide, no type below 7 points. Strategies
-differ in colour, marker and dashes, and are told apart with colour-blindness. `for_page` turns the
+differ in colour, marker and dashes, as colour-blind readers need. `for_page` turns the
 colours into CSS variables, which a page redefines for a dark screen.
 """
 

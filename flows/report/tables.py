@@ -172,7 +172,7 @@ def _interval(study: Study, row: Compared, found: Interval | Difference | None) 
 
 
 def prices(table: Prices) -> pd.DataFrame:
-    """Return what is paid for, its price in USD, and where that is from."""
+    """Return the billed items, with prices in USD and their sources."""
     import pandas as pd
 
     entries = [

@@ -1,4 +1,4 @@
-"""What commands print of an experiment: claims, one table, trials, comparison and remarks."""
+"""Terminal output on an experiment: claims, one table, trials, comparison and remarks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_UNWRAPPED = 8  # columns of numbers that fit beside one another
 
 
 def print_study(study: Study, folder: Path | None, console: Console) -> None:
-    """Print what a run found on one screen: claims, the table at a glance, and remarks."""
+    """Print the results of a run on one screen: claims, the table at a glance, and remarks."""
     print_claims(study, console)
     console.print()
     if len(study.valid):
@@ -78,7 +78,7 @@ def print_results(study: Study, folder: Path, console: Console) -> None:
 def print_remarks(
     study: Study, folder: Path | None, console: Console, most: int | None = None
 ) -> None:
-    """Print what models are scored by, losses, and what limits the numbers."""
+    """Print the score of the models, losses, and limits of the numbers."""
     if study.score.told:
         console.print(Text(study.score.told, style="dim"))
     if time := told([outcome.virtual for outcome in study.outcomes]):

@@ -1,10 +1,10 @@
 """The statistics of experiments: means of paired differences, with intervals and tests that agree.
 
 Pure functions over plain numbers. Trials of two strategies with the same seed start from the same
-values and see the same batches, so strategies are compared seed by seed. An interval is what its
-test leaves: it excludes a number if, and only if, the test does at that level. Measures are
-tested by Student's t, counts by the exact sign-flip test. `decisions` judges claims by these,
-`power` says what a number of seeds resolves, and `claims` applies both to an experiment.
+values and see the same batches, so strategies are compared seed by seed. An interval inverts its
+test: it excludes a number if, and only if, the test rejects it at that level. Measures are tested
+by Student's t, counts by the exact sign-flip test. `decisions` judges claims by these, `power`
+computes what a number of seeds resolves, and `claims` applies both to an experiment.
 
 Functions import `scipy.special` where they need it, as every process of a trial imports this
 module, and not `scipy.stats`, which takes a second to import and 50 MB.
@@ -24,7 +24,7 @@ SIGNIFICANCE = 0.05
 FEWEST_SEEDS = 3
 # Sums of floating-point numbers that should be equal differ by less than this share of them.
 ROUNDING = 1e-9
-# Of so many values, the means of all subsets are gone through; of more, those of some.
+# Up to this number of values, the means of all subsets are computed; beyond it, of a sample.
 MOST_ENUMERATED = 13
 SUBSETS = 9_999
 
@@ -130,7 +130,7 @@ class Difference:
 def difference(
     values: Sequence[float], rng: np.random.Generator, counts: bool = False
 ) -> Difference:
-    """Return the mean of differences, with what can be said of it.
+    """Return the mean of differences, with its statistics.
 
     Parameters
     ----------
@@ -140,9 +140,9 @@ def difference(
         Draws the subsets by whose means counts are judged, where there are more than 13 values.
     counts
         Whether they are differences of counts: these may be the same in nearly every seed, or 0 in
-        most and large in some, of which Student's t says too much. The sign-flip test is exact for
-        whatever is distributed evenly about its mean, as the difference of two strategies that lose
-        equally much is. An interval of 95% takes 6 values.
+        most and large in some, for which Student's t is too confident. The sign-flip test is exact
+        for any distribution that is symmetric about its mean, such as the difference of two
+        strategies that lose equally much. An interval of 95% takes 6 values.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def subset_means(data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
     To flip the signs of a subset of the values less a bound leaves their sum as it was or more, if
     and only if the mean of the subset is at most the bound. So these means are what the sign-flip
-    test counts, whatever the bound, and each interval between two neighbours is equally likely to
+    test counts, for any bound, and each interval between two neighbours is equally likely to
     cover the centre of a symmetric distribution.
 
     Parameters

@@ -1,4 +1,4 @@
-"""What a reader of the figures must know: what they lack, and whether times are reliable."""
+"""Caveats on the figures: missing values, and whether times are reliable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def why_unknown(outcome: Outcome, key: str) -> str:
 
 
 def without_effect(outcomes: Sequence[Outcome]) -> str:
-    """Say for which trials with faults their effect is unknown, and why; "" where for none."""
+    """Describe which trials with faults have an unknown effect, and why; "" if none has."""
     valid = [each for each in outcomes if each.valid and (each.faults or each.effects.lacking)]
     lacking = [each for each in valid if each.effects.lacking]
     if not lacking:
@@ -51,7 +51,7 @@ def without_effect(outcomes: Sequence[Outcome]) -> str:
 
 
 def short_of_target(outcomes: Sequence[Outcome]) -> str:
-    """Say how many trials reached the target of the score; "" where all did, or there is none."""
+    """Describe how many trials reached the target of the score; "" if all did, or there is none."""
     rows = [each.row() for each in outcomes if each.valid and each.whole]
     aimed = [row for row in rows if row["target_accuracy"] is not None]
     reached = sum(row["target_seconds"] is not None for row in aimed)
@@ -125,7 +125,7 @@ def spread_of_pace(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def unquiet(outcomes: Sequence[Outcome]) -> str:
-    """Say why times and money of trials cannot be relied on; "" where the machine was quiet."""
+    """Describe why times and money of trials are unreliable; "" if the machine was quiet."""
     real = [each for each in outcomes if not each.virtual]
     reasons = []
     spread = spread_of_pace(real)
@@ -144,9 +144,9 @@ def unquiet(outcomes: Sequence[Outcome]) -> str:
 
 
 def told(profiles: Sequence[str]) -> str:
-    """Say of some trials on which time they ran; "" if all did on real nodes.
+    """Describe whether trials ran on real or virtual time; "" if all ran on real nodes.
 
-    Where it is not the same of all, it says that they cannot be compared.
+    If they differ, warn that times, money and use cannot be compared.
     """
     found = sorted(set(profiles))
     if found == [REAL] or not found:

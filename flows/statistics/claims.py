@@ -1,7 +1,7 @@
 """The claims of an experiment, judged together by its trials, and what more seeds would resolve.
 
-Whether a claim was fixed beforehand is told by the records themselves: each names, sealed with the
-rest of it, the claims that there were when its trial began.
+The records themselves show whether a claim was fixed beforehand: each lists, under its checksums,
+the claims that existed when its trial began.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ class JudgedClaim:
     claim
         What is claimed.
     difference
-        Of its figure, seed by seed; None where no seed can tell, or the figure is not comparable.
+        Of its figure, seed by seed; None if no seed has one, or the figure is not comparable.
     uneven
-        What makes it so: for some seed, only one of the two came to have the figure.
+        Why it is not comparable: for some seed, only one of the two has a value of the figure.
     decision
         What the tests show, corrected for all claims.
     claims
         How many claims there are.
     needed
         Seeds that would show a difference of the smallest size of interest, or for an equivalence
-        none at all, with a probability of 80%; None where that cannot be told.
+        none at all, with a probability of 80%; None where that is unknown.
     late
         How many of the `trials` that it is judged by had begun before the claim was fixed.
     planned
         How many seeds were planned when these trials began; several numbers if they grew.
     score
-        What the models of the trials are scored by.
+        The score of the trials' models.
     unusable
-        Trials whose seed does not count, each with why.
+        Trials whose seed does not count, each with the reason.
     """
 
     claim: ClaimSection
@@ -106,9 +106,9 @@ class PlannedClaim:
     sd
         Standard deviation of its differences in the pilot; None without one.
     pilot_seeds
-        How many seeds of the pilot can tell it.
+        Number of seeds of the pilot with a difference.
     level
-        At which it is planned: 5%, divided by the number of claims.
+        Level at which it is planned: 5%, divided by the number of claims.
     power
         Probability that it is found to hold with the planned seeds, if the difference is the
         smallest of interest, or for an equivalence, 0; None without a pilot.
@@ -128,7 +128,7 @@ class PlannedClaim:
 
 
 def fixed(claims: Sequence[ClaimSection], seeds: int) -> dict[str, int]:
-    """Return what a trial's record is to say of the claims that there are when it begins."""
+    """Return the entries of a trial's record for the claims that exist when it begins."""
     return {PLANNED_SEEDS: seeds, **{FIXED + claim.digest: 1 for claim in claims}}
 
 
@@ -152,7 +152,7 @@ def judge(
     outcomes
         The trials of the experiment.
     claims
-        All that was claimed: each counts for the correction, whatever there is to judge it by.
+        All claims: each counts for the correction, even without trials to judge it by.
     rng
         Draws the subsets by which counts of many seeds are judged.
     """
@@ -188,9 +188,9 @@ def planned(
     rng: np.random.Generator,
     score: Score = ACCURACY,
 ) -> tuple[PlannedClaim, ...]:
-    """Say what a number of seeds can resolve of each claim, going by the spread in a pilot.
+    """Compute what a number of seeds can resolve of each claim, from the spread in a pilot.
 
-    `score` is what models are scored by.
+    `score` is the score of the models.
     """
     level = SIGNIFICANCE / max(1, len(claims))
     found = []
@@ -221,7 +221,7 @@ class _Evidence(NamedTuple):
 def _evidence(
     claim: ClaimSection, outcomes: Sequence[Outcome], rng: np.random.Generator
 ) -> _Evidence:
-    """What the valid trials of a claim's strategies and condition say.
+    """Return the evidence on a claim from the valid trials of its strategies and condition.
 
     The mean of `against`, by which a relative `smallest` is resolved, is taken as known.
     """

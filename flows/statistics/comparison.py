@@ -68,15 +68,15 @@ class Compared:
     interval
         Of the strategy's own values; None where it has none, but the baseline has.
     uneven
-        What makes a figure not comparable: for some seed, only one of the two came to have it, as
-        with a target that was not reached. The seeds that are left are those in which a strategy
-        did well, so there is neither difference nor test.
+        Why a figure is not comparable: for some seed, only one of the two has a value, as with a
+        target that was not reached. The remaining seeds are those in which a strategy did well, so
+        there is no difference and no test.
     difference
         Strategy minus baseline, seed by seed; None for the baseline itself, where no seed is
         valid for both, and where the figure is not comparable.
     reading
-        What the difference is by itself; None for the baseline. It is no verdict: nothing is
-        corrected for how many differences are looked at.
+        The result of this difference alone; None for the baseline. It is not a verdict: there is
+        no correction for the number of differences.
     """
 
     metric: str
@@ -95,13 +95,13 @@ class Compared:
 
     @property
     def p(self) -> str:
-        """The p-value of the difference by itself; nothing without a test."""
+        """The p-value of the difference, not corrected; "" without a test."""
         found = self.difference
         return "" if found is None or found.p is None else p_text(found.p)
 
 
 def uneven_told(uneven: Uneven) -> str:
-    """Say why a figure is not comparable."""
+    """Explain why a figure is not comparable."""
     counts = f"{uneven.mine} of {uneven.seeds} seeds against {uneven.theirs}"
     return f"not comparable: a value in {counts} of {uneven.seeds}"
 
@@ -118,8 +118,8 @@ def compared(
 ) -> tuple[Compared, ...]:
     """Compare all strategies with the baseline, under each condition and by each metric.
 
-    Rows come by condition, strategy and metric. A metric that no valid trial of a strategy has,
-    nor of the baseline, such as the recovery time without a fault, has no row.
+    Rows come by condition, strategy and metric. A metric without a value in the valid trials of
+    both strategy and baseline, such as the recovery time without a fault, has no row.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def read_questions(folder: Path) -> Questions:
     Raises
     ------
     ConfigurationError
-        The file was changed by hand, and does not say what it should.
+        The file was changed by hand, and is invalid.
     """
     path = folder / QUESTIONS_FILE
     if not path.exists():

@@ -1,11 +1,11 @@
 """Verdicts on claims that were fixed beforehand: holds, does not hold, or not resolved.
 
-A claim says between which bounds an effect lies, and what speaks against it is its own region: at
-least the smallest effect of interest missed, or the margin left. Both questions are put in the
-same way, by one-sided tests of 2.5% each, and each is corrected by Holm's method for all claims of
-the family. So the probability that any claim is wrongly said to hold is at most 2.5%, that any is
-wrongly said not to hold as much, and that there is any wrong verdict at most 5%. P-values are
-doubled, so that they compare with 5%, and with intervals of 95%, as readers are used to.
+A claim bounds an effect. A separate region contradicts the claim: effects short of the smallest one
+of interest, or outside the margin. Both are tested in the same way, by one-sided tests of 2.5%
+each, and each is corrected by Holm's method for all claims of the family. So the probability of
+any false “holds” is at most 2.5%, of any false “does not hold” at most 2.5%, and of any wrong
+verdict at most 5%. P-values are doubled, so that they compare with 5%, and with intervals of 95%,
+as readers expect.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Region:
 
     @property
     def sides(self) -> int:
-        """On how many sides an effect may speak against the claim."""
+        """Number of sides on which an effect may contradict the claim."""
         return math.isfinite(self.under) + math.isfinite(self.over)
 
 
 def more(smallest: float) -> Region:
-    """Return the region of a claim that an effect is more than 0, worth telling from `smallest`."""
+    """Return the region of a claim that an effect is above 0; below `smallest`, it is refuted."""
     return Region(above=0.0, under=smallest)
 
 
@@ -70,8 +70,8 @@ class Decision:
     verdict
         At the 5% level of all claims together.
     p, corrected
-        Of the test that decides: that for the claim, or where it does not hold, that against it;
-        two-sided, by itself and after Holm's correction. None for fewer than 3 seeds.
+        Of the test that decides: that for the claim, or if it does not hold, that against it;
+        two-sided, before and after Holm's correction. None for fewer than 3 seeds.
     confidence
         The level at which the claim was judged after the correction: an interval of this level
         agrees with the verdict.
@@ -122,7 +122,7 @@ def _one_sided(found: Difference, above: float, below: float) -> list[float]:
 def decide(family: Sequence[tuple[Difference | None, Region]]) -> tuple[Decision, ...]:
     """Judge all claims of a family together.
 
-    Those that nothing or too little is known of yet count as well: they were claimed.
+    Claims with too few or no results count as well, because they were made.
     """
     enough = [found is not None and found.n >= FEWEST_SEEDS for found, _ in family]
     fors = [p_for(found, region) if found else 1.0 for found, region in family]
@@ -146,9 +146,9 @@ def decide(family: Sequence[tuple[Difference | None, Region]]) -> tuple[Decision
 
 
 def _factors(ps: Sequence[float]) -> list[int]:
-    """By what Holm's method has multiplied each p-value when it decided on it.
+    """The factors by which Holm's method has multiplied the p-values.
 
-    What is left when it stops is all judged by the factor at which it did.
+    All p-values that remain when it stops have the factor at which it stopped.
     """
     shown = sum(p < SIGNIFICANCE for p in holm(ps))
     factors = [max(1, len(ps) - shown)] * len(ps)

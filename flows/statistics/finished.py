@@ -1,4 +1,4 @@
-"""How the finished trials of an experiment are read back, each with the effect of its faults."""
+"""Reader of the finished trials of an experiment, each with the effect of its faults."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def whole_record(
 ) -> Record | None:
     """Return the record of a trial in an experiment's folder, `without` events of some kinds.
 
-    None unless it is whole, of this configuration, and of no failure: running a failed trial again
-    may go better.
+    None unless it is whole, of this configuration, and not of a failed trial, which may succeed
+    when it is run again.
     """
     events_file = folder / trial.name / EVENTS_FILE
     if not events_file.exists():
@@ -119,8 +119,8 @@ def read_experiment(
 ) -> list[Finished]:
     """Read all records of an experiment, in the order of its configuration.
 
-    Where that was not noted, those without faults come first, else they are in the order of their
-    names. Damaged ones are left out; `warn` is called for each of them.
+    If that order was not stored, trials without faults come first, then the others, each by name.
+    Damaged records are left out; `warn` is called for each of them.
     """
     return as_configured(read_whole(event_files(folder), prices, warn), labels_of(folder))
 
@@ -190,7 +190,7 @@ def with_effects(found: Sequence[Finished], prices: Prices) -> list[Finished]:
 
 
 def _lacking(outcome: Outcome, control: Outcome | None) -> str:
-    """Why the effect of a valid trial's faults is not known."""
+    """The reason why the effect of a valid trial's faults is unknown."""
     if not outcome.whole:
         return "it was resumed"
     if control is None:
@@ -200,8 +200,8 @@ def _lacking(outcome: Outcome, control: Outcome | None) -> str:
 
 
 # -- controls: the trials that are the same as others, but for the faults -------------------------
-# What two trials were is told by the settings in their records: the labels on an experiment's axes
-# are only names.
+# The settings in their records determine whether trials are the same: the labels on an experiment's
+# axes are only names.
 
 # What makes no difference to what a trial measures, besides the faults: when it would have failed,
 # and for how long nodes, or real time, are waited for.
@@ -211,13 +211,13 @@ _NO_MATTER_OF_CLUSTER = ("patience",)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a trial was, as far as controls go.
+    """The setup of a trial, by which its control is found.
 
     Attributes
     ----------
     but_for_faults
-        Digest of the experiment, the seed, all settings but the faults, and how many trials ran at
-        once, for these take the time from each other. "": the record does not tell.
+        Digest of the experiment, the seed, all settings but the faults, and the number of
+        concurrent trials, because these slow each other down. "": unknown from the record.
     plans_faults
         Whether its fault plan has any entry.
     """
@@ -227,9 +227,9 @@ class Setup:
 
 
 def setup(settings: Mapping[str, Any]) -> Setup:
-    """Return what the settings that open a record say a trial was.
+    """Return the setup of a trial from the settings at the start of its record.
 
-    They may be damaged: whatever is no mapping where one belongs tells nothing.
+    They may be damaged: a value that should be a mapping and is not is ignored.
     """
     config, circumstances = (
         found if isinstance(found := settings.get(key), dict) else {}

@@ -1,4 +1,4 @@
-"""How trials are grouped, by strategy and condition, and in which order these come."""
+"""Groups of trials by strategy and condition, and their order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?(\d+(\.\d+)?(e-?\d+)?|inf|∞)(?![\w.])")
 
 
 def numbers(labels: Sequence[str]) -> dict[str, float] | None:
-    """Return the number in each label; None unless each has one, and all say the same besides."""
+    """Return the number in each label; None unless each has one, and the other text is equal."""
     found = {label: [match[0] for match in _NUMBER.finditer(label)] for label in labels}
     besides = {_NUMBER.sub("", label).strip(" =").removesuffix("s") for label in labels}
     if any(len(said) != 1 for said in found.values()) or len(besides) > 1:
@@ -60,10 +60,10 @@ def conditions(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
 
 
 def place(outcome: Outcome, labels: Mapping[str, Sequence[str]]) -> tuple[int, ...]:
-    """Return where a trial belongs among others of its experiment, to sort them by.
+    """Return the sort key of a trial among others of its experiment.
 
-    By its condition, then its strategy, in the order of the configuration, which `labels` has by
-    axis. What is not in there comes last, those without a fault first.
+    Sorts by condition, then strategy, in the order of the configuration, which `labels` has by
+    axis. Unknown labels come last; trials without a fault come first among equals.
     """
     own, strategy = outcome.identity.labels, outcome.identity.strategy_axis
     axes = sorted(labels, key=lambda axis: axis == strategy)

@@ -1,9 +1,9 @@
 """What a number of seeds can resolve: the power of the tests of `decisions`, and seeds to run.
 
-The differences are taken to be normal, with the standard deviation that a pilot shows. The test is
-the one that judges the claim: Student's t, or the sign-flip test for counts. A claim is planned at
-the level of 5% divided by the number of claims: what is found at that level is found whatever the
-others show, and Holm's method asks for no more.
+The differences are assumed to be normal, with the standard deviation that a pilot shows. The test
+is the one that judges the claim: Student's t, or the sign-flip test for counts. A claim is planned
+at the level of 5% divided by the number of claims: a result at that level stands regardless of the
+other claims, and Holm's method asks for no more.
 
 How far an interval reaches from the mean of a sample is independent of that mean. So the power is
 integrated over the mean, and averaged over 500 reaches. For up to 30 counts these are the reaches
@@ -32,14 +32,14 @@ from flows.statistics import (
 from flows.statistics.decisions import Region
 
 POWER = 0.8
-# What needs more seeds than this to be shown is shown by no experiment.
+# A claim that needs more seeds than this counts as impossible to show.
 MOST_SEEDS = 1_000_000
 # Over how many standard deviations of a sample the power is averaged; of the sign-flip test, over
 # how many samples, each in all these sizes, and how many of them share the subsets that it draws.
 SPREADS = 500
 SAMPLES = 125
 SHARING = 5
-# From so many counts on, the sign-flip test is the t-test but for the subsets that it draws.
+# From this number of counts on, the sign-flip test is the t-test except for its drawn subsets.
 MANY_COUNTS = 31
 
 
@@ -86,7 +86,7 @@ def power_of_claim(
         wrong = effect < region.under or effect > region.over
         return float(region.above < effect < region.below and not wrong)
     down, up = (sd * each for each in _reaches(n, level, exact))
-    # What goes the right way and is shown to be too small is not said to hold.
+    # A claim does not hold if its effect has the right sign but is shown to be too small.
     low = np.maximum(region.above + down, region.under - up)
     high = np.minimum(region.below - up, region.over + down)
     return float(np.mean(_between(low, high, effect, sd / np.sqrt(n))))

@@ -74,8 +74,8 @@ class Tracker:
     experiment
         Name of the experiment; in MLflow it is "dps/<experiment>".
     folder
-        The working directory, with `mlruns/`. Runs that were entered from elsewhere stay as they
-        are, whatever their experiment's name.
+        The working directory, with `mlruns/`. Runs that were uploaded from other directories are
+        left unchanged, regardless of their experiment's name.
     uri
         The tracking store. None: `mlruns/mlflow.db` in `folder`, with artifacts beside it.
 
@@ -328,7 +328,7 @@ def deliver(
     complete: bool,
     warn: Callable[[str], None],
 ) -> Delivered:
-    """Write to the tracking store what it lacks of an experiment. It may be repeated.
+    """Upload what the tracking store is missing of an experiment. It may be repeated.
 
     Parameters
     ----------
@@ -339,7 +339,7 @@ def deliver(
     trials
         The recorded trials, with the effects of their faults.
     complete
-        Whether these are all trials of the experiment, so that report and means are written too.
+        Whether these are all trials of the experiment: only then, report and means are written.
     warn
         Called for what the store refuses.
 
@@ -405,7 +405,7 @@ def _curves(record: Record, outcome: Outcome, shift: float) -> Iterator[Point]:
 
 
 def _shift(done: Finished) -> float:
-    """Return the seconds by which MLflow is to show a trial later than its record says.
+    """Return the seconds to add to the times in a trial's record for MLflow.
 
     Virtual time begins at one moment for all trials, years ago; such a trial is shown as having
     ended when its record was written.

@@ -1,7 +1,7 @@
 """The MLflow UI for one user: a child process on loopback that asks for a token.
 
-MLflow lets in everyone who can connect, such as all users of the machine on loopback; they could
-delete runs and have files written. MLflow runs the guarded server as its app `dps`.
+MLflow accepts every client that can connect, on loopback all users of the machine; they could
+delete runs and make it write files. MLflow runs the guarded server as its app `dps`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def ui_command(
     Raises
     ------
     ConfigurationError
-        There is no store to show, it has a UI of its own, or the port is taken.
+        There is no store to show, the store is a server with its own UI, or the port is taken.
     StoreUnavailable
         The store is damaged or cannot be written.
     """
@@ -98,9 +98,9 @@ def ui_command(
 def child(
     command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a process group of its own, with an environment beside that of this process.
+    """Run a command in a new process group, with `environment` added to that of this process.
 
-    The whole group ends on the way out.
+    The whole group is ended on exit.
     """
     environment = {"MLFLOW_DISABLE_TELEMETRY": "true", **os.environ, **(environment or {})}
     process = subprocess.Popen(command, start_new_session=True, env=environment)
@@ -139,7 +139,7 @@ def guarded(app: ASGIApp, token: str) -> ASGIApp:
             await app(scope, receive, send)
             return
         client = HTTPConnection(scope)
-        cookie = f"dps-ui-{client.url.port}"  # browsers tell hosts apart by cookies, not ports
+        cookie = f"dps-ui-{client.url.port}"  # browsers separate cookies by host, not by port
         bearer = client.headers.get("authorization", "").removeprefix("Bearer ")
         if is_token(client.cookies.get(cookie)) or is_token(bearer):
             await app(scope, receive, send)

@@ -93,9 +93,9 @@ class DatasetSource(Protocol):
         ...
 
     def load(self, part: Part = "both") -> Dataset:
-        """Load the data set; of a part that is not wanted, no rows.
+        """Load the data set; a part that is not requested has no rows.
 
-        Raises `ConfigurationError` if that cannot be done; the message says what to do.
+        Raises `ConfigurationError` if that cannot be done; the message describes the remedy.
         """
         ...
 

@@ -45,7 +45,7 @@ def cache_folder() -> Path:
     """Return the folder for downloads, by the XDG base directory specification."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     home = os.path.expanduser("~")  # itself, for a user without a name and a HOME
-    # The specification says to ignore relative paths.
+    # The specification requires relative paths to be ignored.
     root = base if os.path.isabs(base) else Path(home if home != "~" else NO_HOME, ".cache")
     return Path(root, "dps", "fashion-mnist")
 
@@ -70,12 +70,12 @@ def find(folder: Path | None) -> Path | None:
 
 
 def download() -> Path:
-    """Download the files that are missing in the cache folder, and return that.
+    """Download the files that are missing in the cache folder, and return the folder.
 
     Raises
     ------
     ConfigurationError
-        That failed; the message says what to do.
+        The download failed; the message describes the remedy.
     """
     cache = cache_folder()
     try:

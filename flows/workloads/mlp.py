@@ -52,7 +52,7 @@ class MLP(Predictor):
         widths = (self.shape.features, *self.hidden, self.shape.classes)
         for layer, (inputs, outputs) in enumerate(pairwise(widths)):
             weight, bias = _names(layer)
-            # Drawn in float64 whatever the dtype, so that both dtypes start from the same model.
+            # Drawn in float64 for every dtype, so that both dtypes start from the same model.
             drawn = rng.standard_normal((inputs, outputs)) * np.sqrt(2 / inputs)
             params[weight] = drawn.astype(self.dtype)
             params[bias] = np.zeros(outputs, self.dtype)

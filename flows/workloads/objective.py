@@ -38,8 +38,8 @@ class Objective:
     def score(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
         """Return the objective, and the norm of the proximal gradient mapping.
 
-        The mapping is (w − prox(w − η·∇f(w))) / η, with the proximal operator of η·h. It is 0 where
-        w is stationary and nowhere else, also where h has a kink; without a penalty it is ∇f(w).
+        The mapping is (w − prox(w − η·∇f(w))) / η, with the proximal operator of η·h. It is 0 if
+        and only if w is stationary, also where h has a kink; without a penalty it is ∇f(w).
         Neither is finite where the loss is not.
         """
         loss = 0.0

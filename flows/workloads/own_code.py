@@ -1,8 +1,8 @@
-"""A user's files, known by their SHA-256, and functions and classes named as "module:name".
+"""A user's files, identified by their SHA-256, and functions and classes named as "module:name".
 
 A module is a file beside the configuration, or one that is installed. A file is imported under a
-name of its own, so that two experiments may each have, say, a `model.py` in the same process, and
-its imports from its folder are its own as well.
+unique name, so that two experiments may each have, say, a `model.py` in the same process, and its
+imports from its folder are separate as well.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def find(reference: str, folder: Path) -> OwnCode:
 
 
 def module_and_name(reference: str) -> tuple[str, str]:
-    """Return both parts of "module:name"; raises `ConfigurationError` if it is something else."""
+    """Return both parts of "module:name"; raises `ConfigurationError` for any other text."""
     matched = _REFERENCE.fullmatch(reference)
     if matched is None:
         raise ConfigurationError(f"{quoted(reference)} names nothing, expected 'module:name'")

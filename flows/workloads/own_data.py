@@ -27,7 +27,7 @@ def returned(place: str, found: Any, regression: bool) -> tuple[Examples, Array 
     Raises
     ------
     ConfigurationError
-        The function has returned something else.
+        The function returned an invalid value.
     """
     if not isinstance(found, tuple) or len(found) not in (2, 4):
         what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__

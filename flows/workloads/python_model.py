@@ -47,12 +47,12 @@ class Model(Protocol):
 class PythonModel(Predictor):
     """A workload whose model is a user's class.
 
-    Only its name is pickled: each process makes the model anew.
+    Only its name is pickled: each process creates its own model.
 
     Parameters
     ----------
     shape
-        Of the data.
+        Shape of the data.
     code
         The class.
     settings

@@ -1,7 +1,7 @@
 """Workloads that torch computes: any `nn.Module` with a loss, and the first paper's network.
 
 A module's parameters are the named arrays; a gradient is, bit for bit, what torch itself computes
-for the same batch on one thread. torch is imported here and nowhere else: it takes seconds.
+for the same batch on one thread. torch is imported only here: it takes seconds.
 """
 
 from __future__ import annotations

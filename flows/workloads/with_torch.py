@@ -49,7 +49,7 @@ def torch_module(shape: DatasetShape, module: str, loss: str = CROSS_ENTROPY) ->
 
 
 def need_torch() -> None:
-    """Raise `ConfigurationError` if torch is not installed; the message says how to install it."""
+    """Raise `ConfigurationError`, with the command that installs torch, if torch is missing."""
     if find_spec("torch") is None:
         raise ConfigurationError(
             "this experiment needs torch, which is not installed: pip install torch"

@@ -1,1 +1,1 @@
-"""The profiles that come with dps: what costs how much time on virtual nodes, with sources."""
+"""The profiles that come with dps: time costs of virtual nodes, with sources."""
