@@ -40,7 +40,7 @@ def advise(
     server_price: Price = None,
     worker_price: Price = None,
     profile: Annotated[
-        str, typer.Option(help="What costs time on the nodes: a profile's name, or its file.")
+        str, typer.Option(help="Cost model of the nodes: a profile's name or its file.")
     ] = "cluster-25gbit",
     seeds: Annotated[int, typer.Option(min=3, max=100, help="Number of seeds.")] = 5,
     output: Annotated[

@@ -16,8 +16,7 @@ def calibrate(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A configuration: its cluster is measured, and its gradients are; without, this "
-            "machine.",
+            help="Configuration whose cluster and gradients are measured; default: this machine.",
             autocompletion=configurations,
         ),
     ] = None,
@@ -27,7 +26,7 @@ def calibrate(
     ] = Path("calibrated.yaml"),
     folder: Annotated[
         str | None,
-        typer.Option(help="Where the server's node writes; its temporary folder if not given."),
+        typer.Option(help="Folder on the server's node; default: its temporary folder."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

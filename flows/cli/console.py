@@ -27,7 +27,8 @@ WIDTH_OFF_TERMINAL = 120
 # Allocated objects until a garbage collection: Python's 700 cost a sixth of the time of imports.
 GARBAGE = 50_000
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Write one JSON document to stdout, and all else to stderr.")
+    bool,
+    typer.Option("--json", help="Write one JSON document to stdout; other output goes to stderr."),
 ]
 
 

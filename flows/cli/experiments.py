@@ -73,8 +73,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="What shows how much seeds differ: an experiment recorded here, such as this one "
-            "run with --virtual, or a folder of records; without, what is recorded of this one.",
+            help="Recorded experiment or folder of records from which the variation between seeds "
+            "is estimated, such as this one run with --virtual; default: this experiment's records.",
         ),
     ] = None,
     as_json: AsJson = False,

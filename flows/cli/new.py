@@ -96,10 +96,11 @@ def new(
         Task | None, typer.Option(help="Classes or numbers (with --data); default: by the target.")
     ] = None,
     recovery: Annotated[
-        list[str], typer.Option(help=f"Strategy to compare, repeatable: {get_args(Recovery)}.")
+        list[str],
+        typer.Option(help=f"Strategy to compare, repeatable: {', '.join(get_args(Recovery))}."),
     ] = ["none", "checkpoint", "chain"],  # noqa: B006
-    fault: Annotated[FaultKind, typer.Option(help="What happens to a server.")] = "kill",
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Repetitions of a trial.")] = 5,
+    fault: Annotated[FaultKind, typer.Option(help="Fault of a server.")] = "kill",
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds per trial.")] = 5,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Another file than NAME.yaml.")
     ] = None,

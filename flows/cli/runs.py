@@ -41,17 +41,18 @@ def run(
         typer.Option(
             min=1,
             metavar="N",
-            help="Run so many trials at once; without: 1, or one for each core on virtual time.",
+            help="Number of trials at once; default: 1, or one per core on virtual time.",
         ),
     ] = None,
     retry_invalid: Annotated[
-        bool, typer.Option("--retry-invalid", help="Run again what did not go by its fault plan.")
+        bool,
+        typer.Option("--retry-invalid", help="Rerun trials whose planned fault did not happen."),
     ] = False,
     no_resume: Annotated[
         bool,
         typer.Option(
             "--no-resume",
-            help="Have a trial that was interrupted start again, never go on from checkpoints.",
+            help="Restart interrupted trials; do not resume them from checkpoints.",
         ),
     ] = False,
     as_json: AsJson = False,

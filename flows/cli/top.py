@@ -48,17 +48,16 @@ def top(
         str | None,
         typer.Argument(
             metavar="[ADDRESS|NAME|FOLDER]",
-            help="The address of a Dask scheduler (10.0.0.1:8786, tls://…), whose groups are "
-            "shown; or an experiment that runs here, by its name; or a folder of records. Without: "
-            "the experiment that runs here.",
+            help="Address of a Dask scheduler (10.0.0.1:8786, tls://…), name of an experiment that "
+            "runs here, or folder of records; default: the experiment that runs here.",
             autocompletion=experiments,
         ),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one picture, as without a terminal.")
+        bool, typer.Option("--once", help="Print the status once and exit, as without a terminal.")
     ] = False,
     every: Annotated[
-        float, typer.Option(min=0.2, max=3600, help="Seconds from one picture to the next.")
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two updates of the display.")
     ] = 1.0,
     tls_ca_file: Annotated[
         Path | None, typer.Option(help="The certificates of the authority, as for dask scheduler.")
