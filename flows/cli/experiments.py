@@ -73,8 +73,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Recorded experiment or folder of records from which the variation between seeds "
-            "is estimated, such as this one run with --virtual; default: this experiment's records.",
+            help="Recorded experiment or folder of records that shows the variation between seeds, "
+            "such as this experiment run with --virtual; default: the records of this experiment.",
         ),
     ] = None,
     as_json: AsJson = False,
