@@ -243,5 +243,5 @@ def test_an_exchange_sends_the_decrease_of_weights_that_may_be_changed_in_place(
         (future,) = ps.run(train, workers=1)
         assert future.result() == [[-0.5, -0.5], [-1.5, -1.5], [-3.0, -3.0]]
         (future,) = ps.run(ahead, workers=1)
-        with pytest.raises(ConfigurationError, match="attach with ahead=0 for exchange"):
+        with pytest.raises(ConfigurationError, match="expected 0 for exchange"):
             future.result()
