@@ -491,7 +491,7 @@ class CountingWorker:
         left: deque[tuple[Lease, Batch, int]] = deque()  # with the incarnation that leased it
         while not client.leaving:
             left = deque(each for each in left if each[2] == client.incarnation)
-            if not left or random.random() < AHEAD:
+            if not left or (self._case.ahead and random.random() < AHEAD):
                 held = {lease.number for lease, _, _ in left}
                 request = client.take_lease("run", division, last, [*held], waits=not left)
                 reply = await self._in_time(request)

@@ -42,8 +42,8 @@ class Case:
 
     `servers` is how many nodes hold the shards at first; None: one for each replica. `busy` workers
     hardly pause between updates, or for up to `think` seconds; with `calls`, functions make some of
-    the updates; with `leases`, workers lease the cells that they push. What workers pull goes
-    through `pull_filters`, which leave it exact. `placement` is as in `Group`.
+    the updates; with `leases`, workers lease the cells that they push, sometimes `ahead`. What
+    workers pull goes through `pull_filters`, which leave it exact. `placement` is as in `Group`.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Case:
     pull_filters: tuple[Filter, ...] = ()
     placement: ConsistentHash | None = None
     leases: bool = False
+    ahead: bool = True
 
     @property
     def leased(self) -> set[int]:
@@ -233,7 +234,7 @@ _ALL = (
     Case("leased, checkpoint, all", _ALL_SHARDS, leases=True),
     Case("leased, chain(2)", _CHAIN, leases=True),
     Case("leased, chain(2), busy", _CHAIN, workers=5, busy=True, leases=True),
-    Case("leased, chain(2), aggregated", Recovery(Chain(2, aggregate=3)), leases=True),
+    Case("leased, chain(2), aggregated", Recovery(Chain(2, aggregate=3)), leases=True, ahead=False),
     Case("leased, chain(2), BSP", _CHAIN, BSP(), leases=True),
     Case("leased, chain(2), SSP(1)", _CHAIN, SSP(1), leases=True),
     Case("leased, chain(2) + continue", Recovery(Chain(2), _HELD), leases=True),
