@@ -718,7 +718,11 @@ class CountingWorker:
         if outcome == "dropped" and self._case.leases:  # another worker computes it
             self._refused[shard] |= cells
             return
-        self._told[shard] |= cells
+        if outcome == "duplicate" and self._case.leases:
+            # The first reply, which was lost, may have been that the shard had it from another one.
+            self._refused[shard] |= cells
+        else:
+            self._told[shard] |= cells
         if outcome == "dropped" and (shard, update) in self._remainders:  # it has to come again
             self._told[shard] -= cells
             self._kept[shard] |= cells
