@@ -119,7 +119,7 @@ def strike(
     victim: Victim,
     delay: float,
 ) -> Kill | None:
-    """Kill a process, as described at `run`; None if so many gradients were never applied."""
+    """Kill a process, as described at `run`; None if the program applied fewer gradients."""
     worker = 0
     for event in _followed(folder / TRACE_FILE, program, until):
         if event["event"] == "began":

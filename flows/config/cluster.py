@@ -283,7 +283,7 @@ class VirtualSection(_AnyCluster):
         return super().decisive(written)
 
     def real_limit(self, time_limit: float) -> float:
-        """Return the real seconds for which a trial may compute, regardless of its own clock."""
+        """Return the real seconds for which a trial may compute, regardless of virtual time."""
         return self.patience
 
     @property

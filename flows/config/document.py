@@ -1,6 +1,6 @@
 """Reader of configurations: YAML with the line of every key, and `--set` overrides.
 
-This module does not know the valid keys; `flows.config.experiment` validates what was read.
+This module does not know the valid keys; `flows.config.experiment` validates the document.
 """
 
 from __future__ import annotations

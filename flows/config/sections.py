@@ -89,7 +89,7 @@ InputPath = Annotated[str, BeforeValidator(absolute)]
 
 
 def like(pattern: str, expected: str) -> AfterValidator:
-    """Return a validator of texts; its error message describes what was `expected`."""
+    """Return a validator of texts; its error message contains `expected`."""
 
     def check(text: str) -> str:
         if not re.search(pattern, text):
@@ -341,7 +341,7 @@ class Group:
         }
 
     def without(self, cls: type) -> Group:
-        """Return the group without one of its own classes, which cannot be nested in itself."""
+        """Return the group without one of its classes, which cannot be nested in itself."""
         own = tuple(each for each in self.own if each is not cls)
         return dataclasses.replace(self, own=own, of=None)
 

@@ -87,7 +87,7 @@ def check_deployments(
 def check_models(trials: Sequence[Trial]) -> list[str]:
     """Check the user's own models on a batch of their data, and all models for their shards.
 
-    Return a line for each of the user's models, which describes what was checked.
+    Return a line for each of the user's models, which describes the check.
 
     Raises
     ------

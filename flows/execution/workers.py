@@ -1,11 +1,11 @@
 """The assignment of a trial's gradients to workers, also after the loss of a worker or its node.
 
-Every worker has a share: a span of its own order of batches. If a worker is lost before its share
+Every worker has a share: a span of its order of batches. If a worker is lost before its share
 is done, a new node that joins continues the share from the state of the shards. If none joins, the
-remaining workers finish their shares, then divide the missing gradients, each in its own order. So
+remaining workers finish their shares, then divide the missing gradients, each in its order. So
 every trial that ends has computed all of its gradients.
 
-Workers that stop together have no shares: each goes through its own order of batches until it sees
+Workers that stop together have no shares: each goes through its order of batches until it sees
 that the shards have all updates of the trial. Then the others are asked to leave, so that no worker
 continues to compute alone, even if updates are lost after that.
 
@@ -176,7 +176,7 @@ class WorkerPool(_Pool):
         return [node for node in fresh for _ in range(present[node] - taken[node])]
 
     def _divide(self, present: Collection[str]) -> None:
-        """Make the remaining workers compute what is missing, each in its own order."""
+        """Make the remaining workers compute what is missing, each in its order."""
         left = [name for name, node in self._places.items() if node in present]
         left = sorted(set(left) - set(self._gone))
         if not left:

@@ -6,7 +6,7 @@ anyway is in none of the differences. Nothing is extrapolated: a span ends where
 two trainings does, and lies within the evaluations of both.
 
 The curve of a training is linear between two evaluations. While a shard is down, the model cannot
-be read and evaluations are missing: the curve is level then, at the value of what is left of the
+be read and evaluations are missing: the curve is level then, at the value of the remaining
 model. If the next evaluation, after the return, is no lower than the last one before the fault,
 that value is the last one, until the shard is served again. If it is lower, the curve has the value
 of the next evaluation from the fault on. During the outage, the curve lacks what was learnt between

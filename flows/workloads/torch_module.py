@@ -64,7 +64,7 @@ class TorchWorkload(Predictor):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of the module's parameters, in its own order."""
+        """The names of the module's parameters, in the module's order."""
         return tuple(self.initial(np.random.default_rng(0)))
 
     def initial(self, rng: np.random.Generator) -> Arrays:
