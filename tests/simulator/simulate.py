@@ -300,8 +300,8 @@ class Run:
         await self._ended()
 
     async def _ended(self) -> None:
-        within = HORIZON + CELLS * self._schedule.think  # a slow worker takes no less
-        within += LEASED * len(self._case.leased)  # all of which have to be pushed
+        leased = len(self._case.leased)  # one worker that is left computes all of them
+        within = HORIZON + LEASED * leased + max(CELLS, leased) * self._schedule.think
         _, hanging = await asyncio.wait(self._training, timeout=within)
         text = f"{len(hanging)} workers still not done {within:g} s after the faults"
         require(not hanging, "stuck", text)
