@@ -27,6 +27,9 @@ except ImportError as error:
     raise ImportError("dps.torch needs torch, which is not installed: pip install torch") from error
 
 from dps.torch_device import DeviceMemory, copy_all, dense, moved_into  # which imports torch
+from dps.torch_embedding import Embedding as Embedding
+from dps.torch_embedding import connect, gradients
+from dps.torch_embedding import embeddings as embeddings
 
 Module = Any  # an `nn.Module`
 Tensor = Any
@@ -211,6 +214,13 @@ class Replica(Closing):
             raise ConfigurationError(f"ahead={ahead}: {reason}; expected 0 with inner")
         one_of("buffers", buffers, get_args(Buffers))
         whole_argument("average_every", average_every, 1, "updates")
+        _check_module(module)
+        self._embeddings = connect(module, worker)
+        if self._embeddings and inner is not None:
+            raise ConfigurationError(
+                "inner: an optimizer of the worker cannot step rows of an embedding, which are on "
+                "the servers; expected None"
+            )
         trained, float_buffers = _trained(module, worker.layout.names), _float_buffers(module)
         self.module = module
         self._worker = worker
@@ -249,13 +259,16 @@ class Replica(Closing):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameters as in torch's optimizers, for `torch.amp.GradScaler`."""
-        return [{"params": list(self._trained.values())}]
+        """Parameters and rows with gradients, as in torch's optimizers, for `GradScaler`."""
+        rows = [leaf for each in self._embeddings for leaf in each.touched]
+        return [{"params": [*self._trained.values(), *rows]}]
 
     def zero_grad(self) -> None:
         """Drop gradients, such as those that `GradScaler` skips."""
         for tensor in self._trained.values():
             tensor.grad = None
+        for each in self._embeddings:
+            each.drop_gradients()
 
     def step(self) -> None:
         """Send the gradients of the last `backward`, and load the weights for the next one.
@@ -288,10 +301,11 @@ class Replica(Closing):
             self._local.begin()
 
     def _update(self, own: Mapping[str, Tensor]) -> None:
-        gradients = self._memory.collected(own) if own else NOTHING
+        arrays = self._memory.collected(own) if own else NOTHING
+        rows = gradients(self._embeddings)
         self.zero_grad()
         before = self._worker.read_point
-        self._pipeline.push_pull(gradients)
+        self._pipeline.push_pull(arrays, rows)
         if self._worker.read_point is not before:
             self._memory.load()
         self._updates += 1

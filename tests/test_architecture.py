@@ -35,8 +35,9 @@ ORDER = [
     CLUSTER,
     f"{CLUSTER} dps.faults",
     f"{CLUSTER} dps.faults dps.virtual dps.testing",
-    f"{CLUSTER} dps.torch_device dps.torch dps.tree dps",
-    f"{CLUSTER} dps.torch_device dps.torch dps.tree dps dps.faults dps.virtual flows flows.readers "
+    f"{CLUSTER} dps.torch_device dps.torch_embedding dps.torch dps.tree dps",
+    f"{CLUSTER} dps.torch_device dps.torch_embedding dps.torch dps.tree dps dps.faults "
+    "dps.virtual flows flows.readers "
     "flows.workloads flows.records.events flows.records.record flows.metrics flows.config "
     "flows.records flows.statistics flows.monitor flows.report flows.tracking flows.execution "
     "flows.advice flows.cli flows.__main__",
@@ -62,6 +63,7 @@ LIBRARIES = {
     "dps.testing": set[str](),
     "dps.torch": {"numpy", "torch"},
     "dps.torch_device": {"numpy", "torch"},
+    "dps.torch_embedding": {"numpy", "torch"},
     "dps.tree": {"numpy"},
 }
 

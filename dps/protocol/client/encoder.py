@@ -25,6 +25,7 @@ from dps.core.rules.wrappers import Clipped, frozen
 from dps.core.tables.key_routing import Gradients, check_rows, dealt
 from dps.core.tables.table import Rows
 from dps.core.updates import Operation
+from dps.errors import ConfigurationError
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.compression import packed
 from dps.protocol.executor import INLINE_BYTES, offload
@@ -118,12 +119,20 @@ class Encoder:
     def split(self, gradients: Arrays, rows: Gradients = NO_ROWS) -> Parts:
         """Check, clip and cut an update (see the function `split`). Thread-safe.
 
-        Gradients on a device are checked when they are filtered, and have no rows beside them.
+        Gradients on a device are checked when they are filtered. They are clipped there, so rows
+        beside them must not be clipped: raises `ConfigurationError`.
         """
         if isinstance(gradients, OnDevice):
-            still = frozen(self._rule, [*gradients])
+            clipping = within(self._rule, Clipped)
+            if rows and clipping is not None:
+                raise ConfigurationError(
+                    "Clipped cannot clip rows of tables together with gradients on a CUDA device; "
+                    "expected a rule without it, with torch.nn.utils.clip_grad_norm_ before step()"
+                )
+            still = frozen(self._rule, gradients)
             names = [name for name in gradients if name not in still]
-            return Parts(gradients.parts(names, within(self._rule, Clipped)), {})
+            beside = split(self._layout, self._rule, {}, rows).rows
+            return Parts(gradients.parts(names, clipping), beside)
         # If a shard refused an update, another might have applied it. One shard checks for itself.
         values = len(self._layout.shards) > 1 or bool(self._outboxes)
         return split(self._layout, self._rule, gradients, rows, values=values, empty=self._empty)
