@@ -1,7 +1,7 @@
 """Experiments that `dps run NAME` finds by the names of their files.
 
-Those of this folder come with the package. Folders in it (`replicate`, `studies`) are found in a
-clone only.
+Those of this folder are in the package; those of its folders (`replicate`, `studies`) only in a
+clone.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def packaged_names() -> list[str]:
-    """Return the names of the configurations: `demo`, and in a clone `studies/frontier`, too."""
+    """Return the names of the configurations, such as `demo`; in a clone also `studies/frontier`."""
     root = Path(str(files("flows.configs")))
     return sorted(
         path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")
@@ -18,7 +18,7 @@ def packaged_names() -> list[str]:
 
 
 def question_of(name: str) -> str:
-    """Return the first sentence of a configuration's comment: what the experiment asks."""
+    """Return the question of an experiment: the first sentence of its comment."""
     text = Path(str(files("flows.configs") / f"{name}.yaml")).read_text("utf-8")
     return re.split(r"(?<=[.?]) ", comment_of(text))[0]
 
