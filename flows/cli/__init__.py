@@ -34,6 +34,7 @@ NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Inject failures into a parameter server, and measure the cost of each recovery strategy.",
 )
 # The groups of the help, with their commands in the order in which a user meets them.

@@ -1,4 +1,4 @@
-"""The command `dps advise`: which recovery a training should use, and what each costs."""
+"""The command `dps advise`: the recovery strategy for a training, and the cost of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WRITTEN = "# Written by `dps advise`"
-Price = Annotated[float | None, typer.Option(min=0, help="USD for one hour of one node.")]
 
 
 def advise(
@@ -27,31 +26,35 @@ def advise(
     ],
     workers: Annotated[int, typer.Option(min=1, max=128, help="Number of workers.")],
     gradient: Annotated[
-        str, typer.Option(help="How long a worker computes a gradient, in seconds or as 200ms.")
+        str, typer.Option(help="Time of one gradient, in seconds or such as 200ms.")
     ],
     outage: Annotated[
-        str, typer.Option(help="From the loss of a node until a fresh one is started in its place.")
+        str, typer.Option(help="Time from the loss of a node until a fresh node replaces it.")
     ] = "60s",
     servers: Annotated[int, typer.Option(min=1, max=16, help="Number of servers.")] = 2,
     training: Annotated[
-        str, typer.Option(help="How long the whole training takes if nothing fails.")
+        str, typer.Option(help="Length of the whole training without failures.")
     ] = "24h",
     every: Annotated[int, typer.Option(min=1, help="Updates between two checkpoints.")] = 100,
-    server_price: Price = None,
-    worker_price: Price = None,
+    server_price: Annotated[
+        float | None, typer.Option(min=0, help="USD per hour of a server-side node.")
+    ] = None,
+    worker_price: Annotated[
+        float | None, typer.Option(min=0, help="USD per hour of a worker's node.")
+    ] = None,
     profile: Annotated[
-        str, typer.Option(help="Cost model of the nodes: a profile's name or its file.")
+        str, typer.Option(help="Profile with the times of nodes: a name or a YAML file.")
     ] = "cluster-25gbit",
     seeds: Annotated[int, typer.Option(min=3, max=100, help="Number of seeds.")] = 5,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the experiment.")
-    ] = Path("advice.yaml"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File of the experiment.")] = Path(
+        "advice.yaml"
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Recommend a recovery: what each is expected to cost your training.
+    """Recommend a recovery strategy, with the expected cost of each for your training.
 
-    An experiment on virtual time measures what one failure costs under each strategy; how often
-    failures come is computed. Prices are those of the price table unless you give them.
+    An experiment on virtual time measures the cost of one failure under each strategy. The failure
+    rate follows from --mtbf. Default prices are those of the price table.
     """
     import yaml
 
@@ -88,7 +91,7 @@ def advise(
         said = list(advice.warnings(situation, found, outcomes))
         recommended = advice.recommendation(found)
         print(f"\n{_table(found)}\n\n{recommended}", *(f"- {line}" for line in said), sep="\n")
-        print(f"\nReport: {ran.done.report}\nThe experiment, to go on with: dps run {output}")
+        print(f"\nReport: {ran.done.report}\nTo continue with the experiment: dps run {output}")
         out.write(
             {
                 **ran.document,
@@ -106,17 +109,19 @@ def _write(path: Path, text: str) -> None:
     from flows.files import write_whole
 
     if path.exists() and not path.read_text("utf-8", "replace").startswith(WRITTEN):
-        raise ConfigurationError(f"{path}: is there already; name another file by --output")
+        raise ConfigurationError(
+            f"{path}: exists, and was not written by `dps advise`. Choose another file: --output"
+        )
     command = shlex.join(["dps", *sys.argv[1:]])
     write_whole(path, f"{WRITTEN}: {command}\n\n{text}", "the experiment")
 
 
 def _table(found: pd.DataFrame) -> str:
-    """Return what is expected, as text: shares in percent, times for people."""
+    """Return the expected costs as text: shares in percent, times with units."""
     from dask.utils import format_time
 
     def setback(seconds: float) -> str:
-        return "begins again" if math.isinf(seconds) else format_time(seconds) if seconds else "0"
+        return "restarts" if math.isinf(seconds) else format_time(seconds) if seconds else "0"
 
     header = ["nodes", "pace %", "kept %", "setback by a loss", "updates lost", "USD/million"]
     forms = [

@@ -59,31 +59,36 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
 Config = Annotated[
     str,
     typer.Argument(
-        help="A YAML file, or a name that `dps list` shows, such as demo.",
+        metavar="CONFIG",
+        help="YAML file, or name of a packaged experiment (see `dps list`).",
         autocompletion=configurations,
     ),
 ]
 Experiment = Annotated[
     str,
-    typer.Argument(help="The name of an experiment recorded here.", autocompletion=experiments),
+    typer.Argument(
+        metavar="EXPERIMENT",
+        help="Name of an experiment recorded in this directory.",
+        autocompletion=experiments,
+    ),
 ]
 Settings = Annotated[
     list[str],
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a setting, as in training.updates=400."
+        "--set", metavar="KEY=VALUE", help="Override a setting, such as training.updates=400."
     ),
 ]
 Seeds = Annotated[
     str | None,
     typer.Option(
-        metavar="SEEDS", help="The seeds: a count (40), a range (100-139) or a list ([1, 2])."
+        metavar="SEEDS", help="Seeds: a count (40), a range (100-139) or a list ([1, 2])."
     ),
 ]
 Virtual = Annotated[
     bool,
     typer.Option(
         "--virtual",
-        help="Run on virtual time: real protocol, no processes. It is recorded as NAME-virtual.",
+        help="Run on virtual time: real protocol, no processes. Recorded as NAME-virtual.",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""The command `dps calibrate`: measures a cluster, and writes its profile for virtual time."""
+"""The command `dps calibrate`: measure a cluster, and write its profile for virtual time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ def calibrate(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="Configuration whose cluster and gradients are measured; default: this machine.",
+            metavar="CONFIG",
+            help="Configuration whose cluster and gradients to measure; default: this machine.",
             autocompletion=configurations,
         ),
     ] = None,
     settings: Settings = [],  # noqa: B006 (typer makes its own list)
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the profile.")
-    ] = Path("calibrated.yaml"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File of the profile.")] = Path(
+        "calibrated.yaml"
+    ),
     folder: Annotated[
         str | None,
-        typer.Option(help="Folder on the server's node; default: its temporary folder."),
+        typer.Option(
+            help="Folder on the server's node for test files; default: its temporary folder."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what costs time on a cluster, and write it down as a profile for virtual time."""
+    """Measure the times of a cluster, and write them as a profile for virtual time."""
     import platform
     from dataclasses import asdict
 
@@ -52,8 +55,8 @@ def calibrate(
     section = trial.config.cluster if trial is not None else LocalSection()
     if section.kind == "virtual":
         raise ConfigurationError(
-            "cluster.kind: trials on virtual time have no nodes to measure; name the cluster that "
-            "the profile is to be of, as by --set cluster.kind=local"
+            "cluster.kind: virtual nodes cannot be measured. Choose another cluster, such as "
+            "--set cluster.kind=local"
         )
     preload = preload_of(trial.config) if trial is not None else ()
     with json_output(as_json) as out:

@@ -72,7 +72,7 @@ def curves(experiment: str, tracked: bool) -> str:
     from flows.tracking.ui_server import TRAINING_VIEW, comparison_view, served_page
 
     if not tracked:
-        return f"Every run, with its curves, when the tracking store is back: dps sync {experiment}"
+        return f"Curves in MLflow, when the tracking store is back: dps sync {experiment}"
     uri, where = store() or "", "dps ui"
     if uri.startswith(("http://", "https://")):
         try:
@@ -80,7 +80,7 @@ def curves(experiment: str, tracked: bool) -> str:
         except (StoreUnavailable, KeyError):  # since a moment ago, when it had them all
             view = TRAINING_VIEW
         where = served_page(view, uri)
-    return f"Every run, with its curves: {where}"
+    return f"Curves in MLflow: {where}"
 
 
 def warn(text: str) -> None:

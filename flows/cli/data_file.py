@@ -1,7 +1,7 @@
 """The section `dataset` of a configuration for a user's file, as `dps new` writes it.
 
-The section reads the file as in a run, so that errors in the file are reported before anything is
-written. Each guess is written into the configuration, where the user can change it.
+The file is read as in a run, so errors in it are reported before the configuration is written. Each
+guess is in the configuration, where the user can change it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from flows.workloads import Dataset
 from flows.workloads.own_code import sha256_of
 from flows.workloads.own_data import LEAST_TO_DIVIDE, summary
 
-MOST_CLASSES = 20  # whole numbers that are taken for classes, if the user does not name the task
-MOST_VALUES = 20  # of a column of texts that becomes a feature for each value
+MOST_CLASSES = 20  # more different whole numbers are a regression, unless --task is given
+MOST_VALUES = 20  # at most, in a column of texts that is one-hot encoded
 MOST_LISTED = 20  # columns in a message
 KINDS = {
     ".csv": "csv",
@@ -51,13 +51,13 @@ KINDS = {
 }
 OTHER_TASK = {"classification": "regression", "regression": "classification"}
 COMMENTS = {
-    "path": "relative to this file, if it is not absolute",
-    "missing": "cells are filled with the mean of their column; drop: leave their rows out",
-    "one_hot": "a feature of 0 and 1 for each of their values",
-    "dates": "in days since 1970",
-    "split": "a fifth of the rows scores models and is not trained on",
-    "standardise": "each feature gets the mean 0 and the standard deviation 1",
-    "standardise_target": "the target as well; the score stays in its own unit",
+    "path": "relative to this file",
+    "missing": "fill empty cells with the mean of their column; drop: omit their rows",
+    "one_hot": "one 0/1 feature for each value",
+    "dates": "converted to days since 1970",
+    "split": "a fifth of the rows is held out for evaluation",
+    "standardise": "features to mean 0 and standard deviation 1",
+    "standardise_target": "the target too; scores keep its unit",
 }
 
 
@@ -106,12 +106,12 @@ class DataFile:
         """Return the section as YAML, with a comment on each fact and guess."""
         lines = [f"# {line}" for line in wrap(shown(summary(self.data), 400), 94)]
         if self.left_out:
-            lines.append("# Left out of the features:")
+            lines.append("# Columns that are not used:")
             lines += [f"#   {shown(quoted(n))} {reason}" for n, reason in self.left_out.items()]
         for key, value in self.section.items():
             comment = COMMENTS.get(key, "")
             if key == "task" and self.guessed:
-                comment = f"guessed; if not, run `dps new` with --task {OTHER_TASK[value]}"
+                comment = f"guessed; otherwise, run `dps new` with --task {OTHER_TASK[value]}"
             style = None if isinstance(value, list | dict) else False
             entry = yaml.safe_dump(
                 {key: value},
@@ -151,8 +151,8 @@ def data_file(path: Path, target: str | None, task: str | None, folder: Path) ->
     if kind is None:
         raise ConfigurationError(
             f"{path}: expected a file whose name ends in {', '.join(KINDS)}, or a folder of "
-            ".parquet files; for other files, a Python function can return the data (dataset.kind: "
-            "python)"
+            ".parquet files. For other formats, write a Python function that returns the data "
+            "(dataset.kind: python)"
         )
     sha256_of(str(path))
     section: dict[str, Any] = {"kind": kind, "path": str(path)}
@@ -163,8 +163,8 @@ def data_file(path: Path, target: str | None, task: str | None, folder: Path) ->
     if kind == "svmlight":
         if target is not None:
             raise ConfigurationError(
-                f"--target {target}: {path} is svmlight, whose lines begin with the target; leave "
-                "it out"
+                f"--target {target}: not possible for svmlight, whose lines begin with the target "
+                f"({path}); omit it"
             )
         cls, y = SvmlightSection, read_svmlight(path).y
     elif kind == "npz":
@@ -175,8 +175,7 @@ def data_file(path: Path, target: str | None, task: str | None, folder: Path) ->
         names = [*table.frame.columns]
         if target is None:
             raise ConfigurationError(
-                f"--target: which column of {path} is the target? There are: "
-                f"{listed(map(quoted, names), MOST_LISTED)}"
+                f"--target: expected a column of {path}: {listed(map(quoted, names), MOST_LISTED)}"
             )
         section["target"] = target
         left_out = _choose_columns(table, target, section)
@@ -184,7 +183,7 @@ def data_file(path: Path, target: str | None, task: str | None, folder: Path) ->
         y = labels(table.frame[target], table.place(target)) if known else np.empty(0)
     numbers = y.dtype.kind == "f"
     if task == "regression" and not numbers:
-        raise ConfigurationError(f"{path}: the target is not numeric; leave out --task regression")
+        raise ConfigurationError(f"{path}: the target is not numeric; omit --task regression")
     section["task"] = task or _guessed(y)
     section["split"] = {"test": 0.2, "seed": 0}
     if kind != "svmlight":
@@ -221,7 +220,7 @@ def _choose_columns(table: Table, target: str, section: dict[str, Any]) -> dict[
 def _role(frame: Any, name: str) -> str:
     """Return number, one_hot or dates, or why a column is left out."""
     if name in row_labels(frame):
-        return "numbers the rows"
+        return "contains row numbers"
     filled = frame[name].dropna()
     if filled.empty:
         return "is empty"

@@ -1,4 +1,4 @@
-"""The command `dps doctor`: checks what an experiment runs on, this machine or a cluster."""
+"""The command `dps doctor`: check this machine or a cluster."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ def doctor(
         str | None,
         typer.Option(
             metavar="CONFIG",
-            help="Check the cluster of this configuration instead, by a small job that is run on "
-            "it.",
+            help="Check the cluster of this configuration instead, by a small job on it.",
             autocompletion=configurations,
         ),
     ] = None,
     settings: Settings = [],  # noqa: B006 (typer makes its own list)
     limit: Annotated[
-        float, typer.Option(min=1, help="Seconds within which nodes of the cluster must start.")
+        float, typer.Option(min=1, help="Seconds until the nodes of the cluster must have started.")
     ] = 300.0,
     as_json: AsJson = False,
 ) -> None:

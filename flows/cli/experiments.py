@@ -41,7 +41,7 @@ FigureForm = StrEnum("FigureForm", ["svg", "pdf", "png"])
 
 
 def list_experiments(as_json: AsJson = False) -> None:
-    """List the packaged experiments, by group, and those that are recorded in this directory."""
+    """List the packaged experiments, and those that are recorded in this directory."""
     from rich.table import Table
 
     packaged = [{"name": name, "question": question_of(name)} for name in packaged_names()]
@@ -67,19 +67,20 @@ def plan(
     seeds: Seeds = None,
     virtual: Virtual = False,
     job_script: Annotated[
-        bool, typer.Option("--job-script", help="Show the job script of each group instead.")
+        bool,
+        typer.Option("--job-script", help="Print the job script of each group of nodes instead."),
     ] = False,
     pilot: Annotated[
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Recorded experiment or folder of records that shows the variation between seeds, "
-            "such as this experiment run with --virtual; default: the records of this experiment.",
+            help="Recorded experiment, or folder of records, from which to estimate the variance "
+            "between seeds, such as this experiment run with --virtual; default: this experiment.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the trials of an experiment, what they need, and what its seeds can resolve."""
+    """List the trials of an experiment, their nodes and time, and the power of its claims."""
     from numpy.random import default_rng
 
     from dps.errors import ConfigurationError
@@ -161,7 +162,7 @@ def _planned(trial: Trial, recorded: bool) -> dict[str, Any]:
 
 
 def schema() -> None:
-    """Print the JSON schema of configurations, by which editors complete and check YAML.
+    """Print the JSON schema of configurations, with which editors complete and check YAML.
 
     Write it beside your file (dps schema > schema.json), and name it in the file's first line: #
     yaml-language-server: $schema=schema.json
@@ -187,7 +188,7 @@ def _study(experiment: str) -> tuple[Path, Study]:
 
 
 def results(experiment: Experiment, as_json: AsJson = False) -> None:
-    """Print the claims, every trial and the comparison of a recorded experiment."""
+    """Print the claims, trials and comparison of a recorded experiment."""
     from flows.report.terminal import print_results
 
     folder, study = _study(experiment)
@@ -202,16 +203,16 @@ def compare(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...",
-            help="Experiments, or trials of them: demo, demo/chain, demo/chain.kill, "
-            "demo/chain.kill.seed-0; those of another directory by their path: "
-            "../before/results/demo. The first is what the others are compared with.",
+            metavar="RUN",
+            help="Experiments or trials: demo, demo/chain, demo/chain.kill, "
+            "demo/chain.kill.seed-0; in another directory, their path: ../before/results/demo. "
+            "The others are compared with the first.",
             autocompletion=runs,
         ),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show recorded runs side by side: what changed in settings and versions, then metrics."""
+    """Compare recorded runs: settings and versions that differ, then metrics."""
     from flows.metrics.prices import load_prices
     from flows.report.compare import check_comparable, document, find_run, print_side_by_side
 
@@ -228,11 +229,12 @@ def compare(
 def report(
     experiment: Experiment,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write the HTML file.")
+        Path | None,
+        typer.Option("--output", "-o", help="The HTML file; default: in the folder of records."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the report of a recorded experiment: one HTML file that needs no other."""
+    """Write the report of a recorded experiment: one self-contained HTML file."""
     from flows.report.html import write_report
     from flows.statistics.finished import REPORT, experiment_folder
 
@@ -249,18 +251,18 @@ def export(
     experiment: Experiment,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The folder; without, EXPERIMENT-export."),
+        typer.Option("--output", "-o", help="The folder; default: EXPERIMENT-export."),
     ] = None,
     tables: Annotated[
-        list[TableForm], typer.Option("--table", "-t", help="Form of tables; may be repeated.")
+        list[TableForm], typer.Option("--table", "-t", help="Format of tables; repeatable.")
     ] = [TableForm.csv],  # noqa: B006 (typer makes its own list)
     figures: Annotated[
-        list[FigureForm], typer.Option("--figure", "-f", help="Form of figures; may be repeated.")
+        list[FigureForm], typer.Option("--figure", "-f", help="Format of figures; repeatable.")
     ] = [FigureForm.svg],  # noqa: B006
 ) -> None:
-    """Write tables and figures of a recorded experiment as files, each figure with its data.
+    """Write tables and figures of a recorded experiment as files, with the data of each figure.
 
-    Tables as CSV hold plain numbers; as LaTeX, they are those of the report.
+    CSV tables contain plain numbers, LaTeX tables those of the report.
     """
     from flows.report.export import export as write
 

@@ -1,6 +1,6 @@
-"""`dps new`: writes a commented configuration, of built-in data or of a user's file.
+"""`dps new`: write a commented configuration, for built-in data or a user's file.
 
-What is written is checked as `dps plan` checks it before there is a file, so it can be run.
+The text is checked as by `dps plan` before the file is written.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ Task = Literal["classification", "regression"]
 Recovery = Literal["none", "checkpoint", "chain", "stateless"]
 FaultKind = Literal["none", "kill", "pause", "slow", "cut", "delay"]
 
-WHAT_HAPPENS = {
-    "none": "to be prepared for a loss, if nothing fails",
-    "kill": "that a server is killed",
-    "pause": "that a server is paused",
-    "slow": "that a server gets slow",
-    "cut": "that a server is cut off",
-    "delay": "that a server is reached late",
+QUESTIONS = {
+    "none": "the cost of each recovery strategy without faults",
+    "kill": "the cost of a killed server",
+    "pause": "the cost of a paused server",
+    "slow": "the cost of a slow server",
+    "cut": "the cost of a server that the network cuts off",
+    "delay": "the cost of delayed messages to a server",
 }
-WHAT_SCORES_ARE = {
-    "accuracy": "the share of the rows that are right",
+SCORES = {
+    "accuracy": "share of rows that are predicted correctly",
     "auc": "area under the ROC curve: 0.5 by chance, 1 at best",
-    "rmse": "in the unit of the target: less is better",
+    "rmse": "in the unit of the target; lower is better",
 }
 TEXT = """\
-# What does it cost {happens}? Recovery: {strategies}.
+# Measure {question}. Recovery: {strategies}.
 #
 # Written by `dps new`; `dps schema` lists every key.
 #
-#   dps plan FILE     the trials, and what the seeds can resolve
-#   dps run FILE      runs the missing trials; afterwards: dps report {name}
+#   dps plan FILE     lists the trials, and the power of the claims
+#   dps run FILE      runs the missing trials; then: dps report {name}
 
 experiment: {name}
 
-# The model and its data.
+# Model and data.
 workload: {workload}
 {dataset}
 training:
   workers: 2
-  updates: 800           # gradients of all workers together
+  updates: 800           # gradients of all workers, in total
   batch_size: {batch_size}
-  compute_seconds: 0.01  # least time of a gradient: stands for a heavier model
+  compute_seconds: 0.01  # minimum seconds per gradient, to imitate a larger model
 optimizer: {{kind: sgd, learning_rate: {learning_rate}}}
-consistency: {{kind: asp}}     # or bsp, or {{kind: ssp, tau: 4}}: who waits for whom
+consistency: {{kind: asp}}     # or bsp, or {{kind: ssp, tau: 4}}
 server: {{shards: 2, spares: 0}}
 evaluation: {{every_seconds: 0.25{score}
-time_limit: 80           # seconds after which a trial has failed
+time_limit: 80           # seconds until a trial fails
 
-# Processes on this machine, fresh for each trial. Or virtual: simulated, fast, and the same each
-# time; or slurm: a job for each node.
+# local: fresh processes on this machine for each trial; virtual: simulated, fast and repeatable;
+# slurm: one job per node.
 cluster: {{kind: local}}
 
-# The comparison: every combination of the labels runs with every seed.
+# Every combination of labels runs with every seed.
 axes:
   recovery:
 {recovery}\
@@ -71,42 +71,42 @@ seeds: {seeds}
 """
 FAULTS = """\
   faults:  # {effect}
-    # Drawn by each seed, so that no strategy is lucky with the moment. Or always after as much:
-    # at_updates: 300, at_seconds: 2; or again and again: every: {{updates: 200, until: 800}}
-    no fault: []           # the control: effects are differences to it, seed by seed
+    # At a random moment (per seed), the same for all strategies. Or at a fixed one:
+    # at_updates: 300, at_seconds: 2. Or repeatedly: every: {{updates: 200, until: 800}}
+    no fault: []           # control: effects are differences from it, per seed
     {kind}: [{{kind: {kind}, target: server-0, at_updates: {{between: [240, 360]}}, {numbers}}}]
 """
 CLAIMS = """
-# The expected results, fixed before anything runs: at the end each claim holds, does not hold, or
-# is not resolved. `smallest` is the smallest difference of interest.
+# Expected results, fixed before the experiment runs. Each claim holds, does not hold, or is not
+# resolved. `smallest` is the smallest difference of interest.
 claims:
 """
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Experiment name; the file is NAME.yaml.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Experiment name; writes NAME.yaml.")],
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Your own data: csv, parquet, npz or svmlight."),
+        typer.Option(metavar="FILE", help="Your data file: csv, parquet, npz or svmlight."),
     ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Target column (with --data).")
     ] = None,
     task: Annotated[
-        Task | None, typer.Option(help="Classes or numbers (with --data); default: by the target.")
+        Task | None, typer.Option(help="Task (with --data); default: guessed from the target.")
     ] = None,
     recovery: Annotated[
         list[str],
         typer.Option(help=f"Strategy to compare, repeatable: {', '.join(get_args(Recovery))}."),
     ] = ["none", "checkpoint", "chain"],  # noqa: B006
-    fault: Annotated[FaultKind, typer.Option(help="Fault of a server.")] = "kill",
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds per trial.")] = 5,
+    fault: Annotated[FaultKind, typer.Option(help="Fault that hits a server.")] = "kill",
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds.")] = 5,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Another file than NAME.yaml.")
+        Path | None, typer.Option("--output", "-o", help="File to write; default: NAME.yaml.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commented configuration for a question of your own, ready for dps plan and dps run.
+    """Write a commented configuration for your own question, ready for dps plan and dps run.
 
     An existing file is never replaced.
     """
@@ -128,7 +128,7 @@ def new(
 
         own = data_file(data, target, task, path.parent)
     elif target is not None or task is not None:
-        raise ConfigurationError("--target and --task are for your own data: give --data as well")
+        raise ConfigurationError("--target and --task need --data")
     text = written(name, list(dict.fromkeys(recovery)), fault, seeds, own)
     document = parse_document(text, f"dps new {name}", path.parent)
     trials = len(load_trials(document)[1])
@@ -137,7 +137,7 @@ def new(
             file.write(text)
     except FileExistsError as error:
         raise ConfigurationError(
-            f"{path}: exists; nothing is replaced. Take another name"
+            f"{path}: exists, and is not replaced. Choose another name"
         ) from error
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be written: {error.strerror or error}") from error
@@ -160,16 +160,16 @@ def written(
     workload = "{kind: mlp, hidden: [32]}  # or softmax"
     if data and data.data.regression:
         workload = "{kind: mlp, hidden: []}  # a linear model; hidden: [32] is a network"
-    presets = {"checkpoint": "{preset: checkpoint, durability: {every: 100}}  # updates of a shard"}
+    presets = {"checkpoint": "{preset: checkpoint, durability: {every: 100}}  # updates per shard"}
     text = TEXT.format(
-        happens=WHAT_HAPPENS[fault],
+        question=QUESTIONS[fault],
         strategies=", ".join(recovery),
         name=name,
         workload=workload,
         dataset=data.text() if data else "dataset: {kind: digits}",
         batch_size=min(32, len(data.data.y_train)) if data else 32,
         learning_rate=data.learning_rate if data else 0.1,
-        score=f", metric: {data.score}}}  # {WHAT_SCORES_ARE[data.score]}" if data else "}",
+        score=f", metric: {data.score}}}  # {SCORES[data.score]}" if data else "}",
         recovery="".join(f"    {each}: {presets.get(each, each)}\n" for each in recovery),
         faults="" if fault == "none" else _faults(fault),
         seeds=list(range(seeds)),
@@ -191,7 +191,7 @@ def _faults(kind: str) -> str:
 
 
 def _claims(recovery: Sequence[str], fault: str, data: DataFile | None) -> str:
-    """Return the expected results; empty if nothing is compared."""
+    """Return the claims as YAML; "" without a comparison."""
     base = "none" if "none" in recovery else recovery[0]
     regression = data is not None and data.data.regression
     unit = (data.target_deviation if data else None) or 1.0

@@ -52,12 +52,12 @@ def run(
         bool,
         typer.Option(
             "--no-resume",
-            help="Restart interrupted trials; do not resume them from checkpoints.",
+            help="Restart interrupted trials instead of resuming them from checkpoints.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment: the trials that are not recorded yet, then compare all of them."""
+    """Run the missing trials of an experiment, then compare its strategies."""
     from flows.config.experiment import find_document
 
     document = find_document(config)
@@ -148,8 +148,7 @@ def run_missing(
     except KeyboardInterrupt:
         again = command + " --retry-invalid" * retry_invalid + " --no-resume" * no_resume
         print(
-            "dps: interrupted; what was recorded is kept. To go on with the trials that are "
-            f"missing: {again}",
+            f"dps: interrupted; records are kept. To run the missing trials: {again}",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
@@ -160,13 +159,14 @@ def rerun(
     trial: Annotated[
         str,
         typer.Argument(
-            help="A recorded trial, as in demo/chain.kill.seed-0, or its folder.",
+            metavar="TRIAL",
+            help="Recorded trial, such as demo/chain.kill.seed-0, or its folder.",
             autocompletion=runs,
         ),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Run a recorded trial again under the faults that it met, and show both outcomes."""
+    """Repeat a recorded trial with its recorded faults, and show both results."""
     from flows.execution.rerun import rerun_of
     from flows.monitor.progress import PlainView
     from flows.report.compare import two_trials

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.arguments import experiments
+from flows.cli.arguments import RESULTS, experiments
 from flows.cli.console import AsJson, console, json_output
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def status(
     experiment: Annotated[
         str | None,
         typer.Argument(
-            help="One experiment; without, all that are recorded here.",
+            metavar="EXPERIMENT",
+            help="Name of an experiment; default: all that are recorded in this directory.",
             autocompletion=experiments,
         ),
     ] = None,
@@ -32,7 +33,7 @@ def status(
 ) -> None:
     """Show the finished, running, waiting, missing and damaged trials of experiments.
 
-    It reads their files only, so it may run on another host that sees them.
+    It only reads files, so it also runs on another host with the same file system.
     """
     from flows.monitor.status import show, statuses
 
@@ -40,6 +41,8 @@ def status(
     with json_output(as_json) as out:
         if not out.wanted:
             show(found, console())
+            if not found:
+                print(f"no experiment is recorded in {Path(RESULTS).resolve()}")
         out.write(found)
 
 
@@ -47,30 +50,30 @@ def top(
     training: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ADDRESS|NAME|FOLDER]",
-            help="Address of a Dask scheduler (10.0.0.1:8786, tls://…), name of an experiment that "
-            "runs here, or folder of records; default: the experiment that runs here.",
+            metavar="ADDRESS|NAME|FOLDER",
+            help="Address of a Dask scheduler (10.0.0.1:8786, tls://…), name of an experiment, or "
+            "folder of records; default: the experiment that runs in this directory.",
             autocompletion=experiments,
         ),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print the status once and exit, as without a terminal.")
+        bool, typer.Option("--once", help="Print once and exit; default without a terminal.")
     ] = False,
     every: Annotated[
-        float, typer.Option(min=0.2, max=3600, help="Seconds between two updates of the display.")
+        float, typer.Option(min=0.2, max=3600, help="Seconds between updates of the display.")
     ] = 1.0,
     tls_ca_file: Annotated[
-        Path | None, typer.Option(help="The certificates of the authority, as for dask scheduler.")
+        Path | None, typer.Option(help="Certificates of the authority, as for `dask scheduler`.")
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Your certificate.")] = None,
     tls_key: Annotated[
-        Path | None, typer.Option(help="Its private key, unless that is in the same file.")
+        Path | None, typer.Option(help="Your private key, unless it is in the same file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show trainings as they run: shards, workers, and what was lost lately. Ctrl-C ends it.
+    """Show running trainings live: shards, workers and recent losses. Ctrl-C ends it.
 
-    It only reads, so it may be used beside any training.
+    It only reads, so it does not disturb a training.
     """
     from flows.monitor.top import look_twice
 
@@ -115,7 +118,7 @@ def _shown(views: list[TrainingView]) -> Any:
     from rich.text import Text
 
     if not views:
-        return Text("no training runs here now", style="dim")
+        return Text("no training is running", style="dim")
     return Group(*map(_drawn, views))
 
 

@@ -14,9 +14,9 @@ from flows.cli.console import curves, store, warn
 
 
 def ui(
-    port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 5000,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")] = 5000,
 ) -> None:
-    """Show every tracked run in the MLflow UI, to you alone on this machine, until Ctrl-C."""
+    """Open the MLflow UI on 127.0.0.1 until Ctrl-C; the printed address holds an access token."""
     from flows.tracking.store import default_uri
     from flows.tracking.tracker import tracked_experiments
     from flows.tracking.ui_server import TRAINING_VIEW, child, comparison_view, page, ui_command
@@ -36,12 +36,12 @@ def sync(
         list[str],
         typer.Argument(
             metavar="EXPERIMENT",
-            help="Experiments recorded here; all, if none is named.",
+            help="Experiments recorded in this directory; default: all.",
             autocompletion=experiments,
         ),
     ] = [],  # noqa: B006 (typer makes its own list)
 ) -> None:
-    """Upload recorded trials that MLflow is missing, such as after an outage of its server."""
+    """Upload recorded trials that are missing in MLflow, such as after an outage of its server."""
     for name in upload(names, Path.cwd(), store(), print):
         print(f"{name}: {curves(name, True)}")
 
@@ -80,8 +80,8 @@ def upload(
             done += [name] if missing is not None else []
     if refused:
         raise Refused(
-            f"the tracking store has refused {', '.join(refused)}, and has all the rest. When it "
-            "takes them, such as larger files: dps sync"
+            f"the tracking store refused {', '.join(refused)}, and has the rest. Change its "
+            "limits, such as the size of files, and repeat: dps sync"
         )
     return done
 

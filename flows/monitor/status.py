@@ -109,18 +109,13 @@ def statuses(here: Path, experiment: str | None = None) -> list[Status]:
     Raises
     ------
     ConfigurationError
-        There is no experiment, or not this one; the message lists the existing ones.
+        There is no such experiment; the message lists the existing ones.
     """
     root = here / RESULTS
     known = sorted(path.name for path in root.glob("*") if path.is_dir())
     if experiment is not None and experiment not in known:
         there = suggest(experiment, known) if known else "nothing is recorded there"
         raise ConfigurationError(f"no experiment {experiment!r} in {root}; {there}")
-    if not known:
-        raise ConfigurationError(
-            f"no experiment is running or recorded in {root}. `dps run CONFIG` starts one; one "
-            "that runs elsewhere is seen from the directory in which it was started"
-        )
     wanted = known if experiment is None else [experiment]
     return sorted((status_of(root / name) for name in wanted), key=lambda s: s.owner is None)
 
@@ -136,10 +131,11 @@ def running(here: Path, experiment: str | None = None) -> list[Status]:
     found = statuses(here, experiment)
     at_work = [status for status in found if status.owner is not None]
     if not at_work:
+        states = "; ".join(map(headline, found)) or "nothing is recorded there"
         raise ConfigurationError(
-            f"no experiment is running in {here / RESULTS}; {'; '.join(map(headline, found))}"
+            f"no experiment is running in {here / RESULTS}; {states}"
             if experiment is None
-            else headline(found[0])
+            else states
         )
     return at_work
 

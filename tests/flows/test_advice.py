@@ -62,7 +62,7 @@ def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("--outage", "0", "--outage '0': expected a time"),
         ("--profile", "labtop", "laptop"),
         ("--model", "400GB", "a server takes"),
-        ("--output", "mine.yaml", "mine.yaml: is there already"),
+        ("--output", "mine.yaml", "mine.yaml: exists, and was not written"),
     ],
 )
 def test_what_cannot_be_answered_ends_with_code_2(

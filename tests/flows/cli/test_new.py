@@ -81,7 +81,11 @@ def test_columns_are_used_as_what_they_are_and_what_is_assumed_is_said(
     data = of(path)
     told = data.text()
     assert "48 rows to train on, 12 to score, 5 features, 2 classes" in told
-    for left_out in ("'id' numbers the rows", "'name' has 60 different texts", "'empty' is empty"):
+    for left_out in (
+        "'id' contains row numbers",
+        "'name' has 60 different texts",
+        "'empty' is empty",
+    ):
         assert f"#   {left_out}\n" in told
     dataset = config_of(data, tmp_path).dataset
     assert dataset.features == ("calls", "plan: old", "since")
@@ -157,7 +161,7 @@ def test_the_file_is_written_planned_and_relative_to_the_configuration(tmp_path:
     words = ["--data", "data/cancer.csv", "--target", "target", "--output", "mine/a.yaml", "--json"]
     made = dps(tmp_path, "new", "diagnosis", *words)
     assert made.returncode == 0, made.stderr
-    assert "guessed; if not, run `dps new` with --task regression" in made.stderr
+    assert "guessed; otherwise, run `dps new` with --task regression" in made.stderr
     dataset = json.loads(made.stdout)["dataset"]
     assert (dataset["path"], dataset["metric"]) == ("../data/cancer.csv", "auc")
     planned = dps(tmp_path, "plan", "mine/a.yaml")
@@ -187,7 +191,7 @@ def test_nothing_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("precious")
     refused = dps(tmp_path, "new", "mine")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "nothing is replaced" in refused.stderr
+    assert "is not replaced" in refused.stderr
     assert (tmp_path / "mine.yaml").read_text() == "precious"
 
 
@@ -196,11 +200,11 @@ def test_nothing_is_replaced(tmp_path: Path) -> None:
     [
         (["mine", "--recovery", "chian"], "did you mean 'chain'"),
         (["mine", "--data", "nowhere.csv", "--target", "y"], "nowhere.csv cannot be read: No such"),
-        (["mine", "--data", "good.csv"], "--target: which column of good.csv is the target"),
+        (["mine", "--data", "good.csv"], "--target: expected a column of good.csv: "),
         (["mine", "--data", "good.csv", "--target", "lefft"], "did you mean 'left'?"),
         (["mine", "--data", "comma.csv", "--target", "y"], "line 2: column 'a' is '0,5', expected"),
         (["mine", "--data", "pipe.csv", "--target", "y"], "pipe.csv cannot be read: It is a devi"),
-        (["mine", "--target", "y"], "--target and --task are for your own data: give"),
+        (["mine", "--target", "y"], "--target and --task need --data"),
         (["mine", "--data", "a.svm", "--target", "y"], "whose lines begin with the target"),
     ],
 )

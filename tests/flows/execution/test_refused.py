@@ -99,7 +99,7 @@ def test_an_artifact_store_that_fails_does_not_end_the_grid(
     assert done.report.exists()
     assert f"refuses the trial {ORDER[0]}: error_perm: 530 nobody gets in." in told
     assert "dps sync demo" in told
-    with pytest.raises(Refused, match="has refused"):
+    with pytest.raises(Refused, match="the tracking store refused"):
         sync([], tmp_path, None, lambda said: None)
 
 
