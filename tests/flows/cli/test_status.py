@@ -180,7 +180,7 @@ def test_where_nothing_is_recorded_it_says_so(folder: Path, tmp_path: Path) -> N
         running(tmp_path)
     with pytest.raises(ConfigurationError, match=r"no experiment 'dmo' .* did you mean 'demo'"):
         statuses(tmp_path, "dmo")
-    with pytest.raises(ConfigurationError, match="is running in .*; nothing is recorded there"):
+    with pytest.raises(ConfigurationError, match=r"is running in .*; nothing is recorded there"):
         running(tmp_path / "nowhere")
     (folder / LOCK_FILE).write_text("{")
     with pytest.raises(ConfigurationError, match="does not say who is at work here"):
