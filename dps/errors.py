@@ -82,7 +82,7 @@ class LeaseExpired(NotServing):
 
 
 class Evicted(DpsError):
-    """The worker was silent for too long, so others do not wait for it; it must enter again.
+    """The worker was silent for too long, so others do not wait for it; it must rejoin.
 
     Its gradients since then may be too stale for the consistency model.
     """

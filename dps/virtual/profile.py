@@ -72,7 +72,7 @@ class Disk(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Profile(Checked):
-    """What costs time, in seconds; see `docs/virtual-time.md` for what is not modelled."""
+    """Times of virtual nodes and links, in seconds."""
 
     name: str  # of the profile, which results carry
     link: Link
