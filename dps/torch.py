@@ -149,7 +149,7 @@ def loader(batches: Batches, dataset: Any, **choices: Any) -> Iterator[Any]:
     """
     if not isinstance(batches, Batches):
         raise refused("batches", batches, "the Batches that a training function is called with")
-    if len(dataset) != batches.division.examples:
+    if batches.division.partitions or len(dataset) != batches.division.examples:
         raise ConfigurationError(
             f"the dataset has {len(dataset)} examples, and the data of the run "
             f"{batches.division.examples}: expected ps.run(…, data=len(dataset), batch_size=…)"

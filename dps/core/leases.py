@@ -7,11 +7,12 @@ batch that is computed again after a failure changes only the shards that lack i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 from typing import Annotated, Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Applied(NamedTuple):
 
 
 BatchRecord = dict[str, Applied]  # by `key_of` an epoch
+Order = Callable[[int, int], np.ndarray | None]  # of an epoch and a partition
 NONE = Applied()
 LEASE = 8  # batches that a worker takes at a time, by default
 
@@ -65,13 +67,17 @@ class Division(Checked):
     examples
         How many there are.
     batch_size
-        Examples in a batch; the last batch of an epoch may have fewer.
+        Examples in a batch; the last batch of a partition may have fewer.
     lease
         Batches that a worker takes at a time.
     epochs
         How often each example is used.
     shuffle
-        The seed of their order, which differs between epochs; None: they are in order.
+        The seed of their order, which differs between epochs; None: they are in order. It orders
+        the partitions, and the examples of each.
+    partitions
+        The number of examples in each partition; a batch has examples of one. (): it is not
+        divided.
 
     Examples
     --------
@@ -79,7 +85,7 @@ class Division(Checked):
     >>> division.batches
     3
     >>> division.indices(0, 2)
-    array([8, 9])
+    (0, array([8, 9]))
     """
 
     examples: Annotated[int, whole_from(1, "examples")]
@@ -87,34 +93,51 @@ class Division(Checked):
     lease: Annotated[int, whole_from(1, "batches")] = LEASE
     epochs: Annotated[int, whole_from(1, "epochs")] = 1
     shuffle: Annotated[int, whole_from(0, "as a seed")] | None = None
+    partitions: tuple[int, ...] = ()
 
     @property
     def batches(self) -> int:
         """The number of batches in an epoch."""
-        return -(-self.examples // self.batch_size)
+        return sum(-(-size // self.batch_size) for size in self._sizes)
 
     @property
     def title(self) -> str:
         """Text that is the same for equal sizes and settings; the number of a pass follows it."""
-        return f"{self.examples}/{self.batch_size}/{self.epochs}/{self.shuffle}#"
+        sizes = crc32(repr(self.partitions).encode()) if self.partitions else self.examples
+        return f"{sizes}/{self.batch_size}/{self.epochs}/{self.shuffle}#"
 
     def is_whole(self, name: str, record: BatchRecord) -> bool:
         """Whether a record has every batch of the pass of this name."""
         epochs = (record.get(key_of(name, epoch), NONE) for epoch in range(self.epochs))
         return all(applied.below >= self.batches for applied in epochs)
 
-    def order(self, epoch: int) -> np.ndarray | None:
-        """Return the indices of all examples in the order of an epoch; None: as they are."""
+    def order(self, epoch: int, partition: int = 0) -> np.ndarray | None:
+        """Return the indices of a partition's examples in the order of an epoch; None: in order."""
         if self.shuffle is None:
             return None
-        return np.random.default_rng((self.shuffle, epoch)).permutation(self.examples)
+        random = np.random.default_rng((self.shuffle, epoch, partition))
+        return random.permutation(self._sizes[partition])
 
-    def indices(self, epoch: int, batch: int, order: np.ndarray | None = None) -> np.ndarray:
-        """Return the indices of a batch's examples, int64; `order` is that of the epoch."""
-        begin = batch * self.batch_size
-        end = min(begin + self.batch_size, self.examples)
-        order = self.order(epoch) if order is None else order
-        return np.arange(begin, end) if order is None else order[begin:end]
+    def indices(self, epoch: int, batch: int, order: Order | None = None) -> tuple[int, np.ndarray]:
+        """Return the partition of a batch, and the indices of its examples there, int64.
+
+        `order` is the method of this name, or a cache of it.
+        """
+        numbers = np.arange(len(self._sizes))
+        if self.shuffle is not None and self.partitions:
+            numbers = np.random.default_rng((self.shuffle, epoch)).permutation(numbers)
+        for partition in numbers.tolist():
+            size, begin = self._sizes[partition], batch * self.batch_size
+            if begin < size:
+                break
+            batch -= -(-size // self.batch_size)
+        end = min(begin + self.batch_size, size)
+        ordered = (order or self.order)(epoch, partition)
+        return partition, np.arange(begin, end) if ordered is None else ordered[begin:end]
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self.partitions or (self.examples,)
 
 
 def has(record: BatchRecord, batch: Batch) -> bool:
@@ -217,8 +240,8 @@ def examples_of(source: Any) -> int:
     if is_text or is_number or not is_sequence or hasattr(source, "__dask_graph__"):
         raise ConfigurationError(
             f"data is {type(source).__name__}, expected a number of examples, an array, a sequence "
-            "such as a list of files or a Dataset of torch, or a tuple or dict of these; of a Dask "
-            "collection, workers get whole partitions if batch_size is left out"
+            "such as a list of files or a Dataset of torch, or a tuple or dict of these; or a Dask "
+            "array, DataFrame or bag, or a tuple of collections"
         )
     return len(source)
 

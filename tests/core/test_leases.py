@@ -34,29 +34,39 @@ MODEL = Model.of(w=np.zeros(3, np.float32))
 RULE = SGD(1.0)
 
 
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 3), st.none() | st.integers(0, 9))
+@given(
+    st.integers(1, 40) | st.lists(st.integers(0, 9), min_size=1).filter(any),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.none() | st.integers(0, 9),
+)
 def test_the_batches_of_an_epoch_are_the_examples_once(
-    examples: int, size: int, epochs: int, seed: int | None
+    data: int | list[int], size: int, epochs: int, seed: int | None
 ) -> None:
-    division = Division(examples, size, epochs=epochs, shuffle=seed)
+    sizes = [data] if isinstance(data, int) else data
+    parts = () if isinstance(data, int) else tuple(data)
+    division = Division(sum(sizes), size, epochs=epochs, shuffle=seed, partitions=parts)
     for epoch in range(epochs):
-        parts = [division.indices(epoch, batch) for batch in range(division.batches)]
-        assert all(len(part) == size for part in parts[:-1])
-        order = np.concatenate(parts)
-        assert sorted(order) == list(range(examples))
+        batches = [division.indices(epoch, batch) for batch in range(division.batches)]
+        found = [(part, row) for part, rows in batches for row in rows.tolist()]
+        assert sorted(found) == [(part, row) for part, n in enumerate(sizes) for row in range(n)]
+        smaller = [part for part, rows in batches if len(rows) < size]
+        assert len(smaller) == len({*smaller})  # one of each partition
         if seed is None:
-            assert order.tolist() == sorted(order)
+            assert found == sorted(found)
 
 
-def test_each_epoch_has_an_order_of_its_own_which_the_seed_decides() -> None:
-    first, second = (Division(50, 10, shuffle=1).order(epoch) for epoch in (0, 1))
-    assert first is not None
-    assert second is not None
-    assert not np.array_equal(first, second)
-    others = [Division(50, 5, epochs=3, shuffle=1), Division(50, 10, shuffle=2)]
-    orders = [division.indices(0, 0, division.order(0)).tolist() for division in others]
-    assert orders[0] == first[:5].tolist()
-    assert orders[1] != first[:10].tolist()
+def test_each_epoch_has_another_order_which_depends_on_the_seed() -> None:
+    def order(division: Division, epoch: int) -> list[tuple[int, int]]:
+        batches = (division.indices(epoch, batch) for batch in range(division.batches))
+        return [(part, row) for part, rows in batches for row in rows.tolist()]
+
+    for parts in ((), (25, 25)):
+        division = Division(50, 10, epochs=3, shuffle=1, partitions=parts)
+        first, second = (order(division, epoch) for epoch in (0, 1))
+        assert first != second
+        assert first == order(replace(division, batch_size=5, epochs=1), 0)
+        assert first != order(replace(division, shuffle=2), 0)
 
 
 @given(st.lists(st.sets(st.integers(0, 30)), min_size=1, max_size=3), st.integers(1, 32))
@@ -147,7 +157,7 @@ def test_examples_are_chosen_in_the_form_of_the_data() -> None:
         (iter([]), "data is list_iterator, expected a number of examples, an array"),
         (np.float64(1.5), "data is float64, expected"),
         ("text", "data is str, expected"),
-        (da.zeros(3), "data is Array, expected .*workers get whole partitions"),
+        (da.zeros(3), "data is Array, expected .*or a tuple of collections"),
     ],
 )
 def test_other_data_is_refused(data: object, message: str) -> None:

@@ -23,7 +23,7 @@ from dps.core.arguments import check_function, explained
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
-from dps.core.leases import LEASE, Division, examples_of
+from dps.core.leases import LEASE
 from dps.core.placement import BALANCED, ConsistentHash
 from dps.core.ranges import argument_above_zero
 from dps.core.rules.rule import SGD, UpdateRule
@@ -287,14 +287,16 @@ class ParameterServer:
             give or take one. Each share is computed on its worker's node, in order, and stays in
             memory until the group is closed, for restarts. With `batch_size`, see below.
         batch_size
-            Workers lease batches of this many examples of `data`, which is sent to all nodes for
-            workers: an array (its rows), a sequence such as a list of files, a number (of indices),
-            or a tuple or dict of these. `train` is called with the worker and `Batches`, and pushes
-            exactly once for each. Every shard applies each batch once in each epoch, however many
-            workers are lost, join or leave (`add_worker`). A shard that is restored to an earlier
-            state applies the missing batches again. If a run over the same number of examples, with
-            the same settings, was interrupted by `stop` or before a `resume`, this run continues
-            with the remaining batches.
+            Workers lease batches of this many examples of `data`: an array (its rows), a sequence
+            such as a list of files, a number (of indices), or a tuple or dict of these, which are
+            sent to all nodes for workers; or a collection as above, whose partitions are computed
+            once, and fetched by the workers. A batch of it has examples of one partition. `train`
+            is called with the worker and `Batches`, and pushes exactly once for each. Every shard
+            applies each batch once in each epoch, however many workers are lost, join or leave
+            (`add_worker`). A shard that is restored to an earlier state applies the missing batches
+            again. If a run over the same number of examples, with the same settings, was
+            interrupted by `stop` or before a `resume`, this run continues with the remaining
+            batches.
         epochs
             How often each example is used.
         shuffle
@@ -313,7 +315,7 @@ class ParameterServer:
         self._require_open()
         division, training, router = None, self._driver.training, self._driver.router
         if batch_size is not None:
-            division = Division(examples_of(data), batch_size, lease, epochs, shuffle)
+            division = training.divide(data, batch_size, lease, epochs, shuffle)
         elif (epochs, shuffle, lease) != (1, None, LEASE):
             raise ConfigurationError(
                 "epochs, shuffle and lease need batch_size, for data that is leased"

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.names import Node
+from dps.core.leases import examples_of
 from dps.core.ranges import whole
 from dps.errors import CapacityError, ConfigurationError
 
@@ -93,16 +94,16 @@ def processing(client: distributed.Client, nodes: Sequence[Node]) -> set[str]:
 
 def sent_to_all(
     client: distributed.Client, data: Any, key: str, addresses: Sequence[str]
-) -> distributed.Future | None:
+) -> list[distributed.Future]:
     """Send data to several nodes under a key; return its future.
 
-    None: it has to be sent with each task, or may as well be.
+    []: it has to be sent with each task, or may as well be.
     """
     if whole(data) is not None or client.asynchronous or not hasattr(client, "scatter"):
-        return None
+        return []
     try:
         with must_be_sent("data", "worker"):
-            return client.scatter({key: data}, workers=[*addresses], broadcast=True)[key]
+            return [client.scatter({key: data}, workers=[*addresses], broadcast=True)[key]]
     except (KeyError, OSError) as error:
         raise CapacityError(f"a node was lost while the data was sent: {error!r}") from error
 
@@ -111,13 +112,7 @@ def shares_of(
     client: distributed.Client, data: Any, workers: int, addresses: Sequence[str]
 ) -> list[list[distributed.Future]]:
     """Begin to compute each worker's partitions; worker i is expected on `addresses[i % n]`."""
-    if not hasattr(client, "compute"):
-        raise ConfigurationError(
-            "data=… needs a Dask cluster of processes; on virtual time give a worker its data by "
-            "functools.partial(train, data)"
-        )
-    from dask import annotate
-    from dask.highlevelgraph import HighLevelGraph
+    _check_can_compute(client)
     from distributed import futures_of
 
     graph, keys = _partitions(data)
@@ -145,12 +140,55 @@ def shares_of(
         for need in needs.get(key, ()):
             near[need] = node if near.setdefault(need, node) == node else None
     where = {key: [node] for key, node in near.items() if node is not None}
+    futures = _compute(client, graph, keys, partial(_node_of, where))
+    return [[futures[number] for number in numbers] for numbers in chosen]
+
+
+def is_collection(data: Any) -> bool:
+    """Whether data is a Dask collection, a list of futures, or a tuple of these."""
+    from dask import is_dask_collection
+    from distributed import Future
+
+    if isinstance(data, tuple):
+        return any(map(is_collection, data))
+    return is_dask_collection(data) or (
+        isinstance(data, list) and any(isinstance(each, Future) for each in data[:1])
+    )
+
+
+def partitions_of(
+    client: distributed.Client, data: Any, addresses: Sequence[str]
+) -> list[distributed.Future]:
+    """Begin to compute the partitions of a collection on some nodes."""
+    _check_can_compute(client)
+    return _compute(client, *_partitions(data), [*addresses])
+
+
+def sizes_of(client: distributed.Client, partitions: Sequence[distributed.Future]) -> list[int]:
+    """Wait until partitions are computed; return how many examples each has."""
+    return list(client.gather(client.map(examples_of, partitions, pure=False)))
+
+
+def _check_can_compute(client: distributed.Client) -> None:
+    if not hasattr(client, "compute"):
+        raise ConfigurationError(
+            "data=… needs a Dask cluster of processes; on virtual time give a worker its data by "
+            "functools.partial(train, data)"
+        )
+
+
+def _compute(
+    client: distributed.Client, graph: Mapping[Any, Any], keys: Sequence[Any], workers: Any
+) -> list[distributed.Future]:
+    """Begin to compute the keys of a graph; `workers` are as in `dask.annotate`."""
+    from dask import annotate
+    from dask.highlevelgraph import HighLevelGraph
+
     # One graph for all partitions: with one for each, Dask would traverse everything each time.
-    with annotate(workers=partial(_node_of, where), allow_other_workers=True):
+    with annotate(workers=workers, allow_other_workers=True):
         # As a layer: Dask would hash a plain graph to name it, which takes seconds.
         layered = HighLevelGraph.from_collections(f"dps-{uuid.uuid4().hex}", graph)
-        futures = client.get(layered, keys, sync=False)
-    return [[futures[number] for number in numbers] for numbers in chosen]
+        return list(client.get(layered, keys, sync=False))
 
 
 def assigned(holders: Sequence[set[str]], nodes: Sequence[str]) -> list[list[int]]:

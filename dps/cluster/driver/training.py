@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distributed import KilledWorker
@@ -12,11 +12,14 @@ from distributed import KilledWorker
 from dps.cluster.driver.news import IncidentWatch
 from dps.cluster.driver.runs import (
     check_threads,
+    is_collection,
     must_be_sent,
+    partitions_of,
     processing,
     refuse_futures,
     sent_to_all,
     shares_of,
+    sizes_of,
 )
 from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
@@ -28,7 +31,7 @@ from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
 from dps.core.arguments import check_function
 from dps.core.functions import most
-from dps.core.leases import Division
+from dps.core.leases import Division, examples_of
 from dps.core.ranges import brief, shown, whole_argument
 from dps.errors import CapacityError, ConfigurationError, TrainingStopped
 from dps.observe.history import EVALUATOR, History
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0  # a slower shard keeps its last known status
 POLL_SECONDS = 0.1
 ERROR_TEXT = 200  # characters of an error that are shown
+_GONE = {"lost", "cancelled", "error"}  # states of futures that have no data any more
 _LOST = (KilledWorker, CapacityError)  # errors of workers whose node, or whose data, was lost
 
 
@@ -108,8 +112,8 @@ class Training:
         self._pace = Pace()
         self._seen = self._clock.monotonic()
         self._last_run: list[str] = []
-        # The last data that was leased, its key, and its future.
-        self._sent: tuple[Any, str, Any] | None = None
+        # The last data that was leased, its futures, and the key under which it is sent.
+        self._sent: tuple[Any, list[Any], str] | None = None
         self._replaced: set[Any] = set()  # earlier futures of restarted workers
 
     async def look(self) -> None:
@@ -183,19 +187,40 @@ class Training:
         others = [each for each in started if not each.ended] or started
         leases = others[-1].share if others and isinstance(others[-1].share, Leases) else None
         nodes = self._check(train, [] if leases is None else ["batches"], 1)
-        if leases is not None and self._sent is not None and leases.key == self._sent[1]:
+        if leases is not None and self._sent is not None and leases.keys == _keys(self._sent[1]):
             leases = self._leases(leases.run, self._sent[0], leases.division, nodes)
         return self._start(train, [leases])[0]
 
+    def divide(self, data: Any, *settings: Any) -> Division:
+        """Divide data into batches; the partitions of a collection are computed first."""
+        division = Division(1, *settings)
+        if not is_collection(data):
+            return replace(division, examples=examples_of(data))
+        if self._client.asynchronous:
+            raise ConfigurationError(
+                "data is a Dask collection, whose batches need a client that is not asynchronous"
+            )
+        sizes = tuple(sizes_of(self._client, self._sent_for(data, self._hosts.for_workers)))
+        return replace(division, examples=sum(sizes), partitions=sizes)
+
     def _leases(self, run: str, data: Any, division: Division, nodes: Sequence[Node]) -> Leases:
-        """Return what workers need to lease batches; data is sent once, and again if it is lost."""
-        known, key, future = self._sent or (None, "", None)
-        if known is not data:
-            key, future = f"dps-data-{platform_of(self._client).token()}", None
-        if future is None or future.status != "finished":
-            future = sent_to_all(self._client, data, key, [node.address for node in nodes])
-        self._sent = data, key, future
-        return Leases(run, division, data) if future is None else Leases(run, division, key=key)
+        """Return what workers need to lease batches."""
+        keys = _keys(self._sent_for(data, nodes))
+        return Leases(run, division, keys=keys) if keys else Leases(run, division, data)
+
+    def _sent_for(self, data: Any, nodes: Sequence[Node]) -> list[Any]:
+        """Send data to nodes once, and again if it is lost; return its futures."""
+        if self._sent is None or self._sent[0] is not data:
+            self._sent = data, [], f"dps-data-{platform_of(self._client).token()}"
+        _, futures, key = self._sent
+        if not futures or any(future.status in _GONE for future in futures):
+            addresses = [node.address for node in nodes]
+            if is_collection(data):
+                futures = partitions_of(self._client, data, addresses)
+            else:
+                futures = sent_to_all(self._client, data, key, addresses)
+            self._sent = data, futures, key
+        return futures
 
     def _check(self, train: Callable[..., Any], given: Sequence[str], workers: int) -> list[Node]:
         """Refuse a function that cannot be called, and too many workers; return the nodes."""
@@ -377,6 +402,10 @@ class Training:
 
     def _updates(self) -> dict[str, int]:
         return most(known.applied for known in self._known if known)
+
+
+def _keys(futures: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(future.key for future in futures)
 
 
 def _brief_error(future: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
@@ -23,33 +24,52 @@ from dps.protocol.messages import Leased
 Indices = np.ndarray  # of the examples of a batch, int64
 Begin = Callable[[Coroutine[Any, Any, Any]], Future[Any]]  # begins a request
 UnderWay = Callable[[], list[Future[Any]]]  # the requests that have not ended
+RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Leases:
     """The data of which the workers of a run lease batches.
 
-    With a `key`, the data is that of a Dask future. It is no dependency of the workers' tasks,
-    because Dask would start these only where it is, and not on nodes that are new.
+    With `keys`, the data is that of Dask futures, one for each partition. They are no dependencies
+    of the workers' tasks, because Dask would start these only where the data is.
     """
 
     run: str
     division: Division
     source: Any = None
-    key: str = ""
+    keys: tuple[Any, ...] = ()  # as Dask has them
 
-    async def data(self, node: DaskWorker) -> Any:
-        """Return the data, which a node that is new fetches from another one."""
-        key = self.key
-        if not key:
-            return self.source
-        if key in node.data:
-            return node.data[key]
-        holders = await node.scheduler.who_has(keys=[key])
-        found, *_ = await gather_from_workers(holders, rpc=node.rpc)
-        if key not in found:
-            raise CapacityError("all nodes that had the data of the run are lost: start it again")
-        return found[key]
+
+class Data:
+    """The data of a worker's leases; `found` is the partition that was read last."""
+
+    def __init__(self, leases: Leases, node: DaskWorker) -> None:
+        self.leases = leases
+        self.found: tuple[int, Any] = (-1, None)
+        self._node = node
+
+    async def read(self, partition: int) -> Any:
+        """Return a partition, which is fetched from another node if it is not on this one."""
+        if self.leases.keys:
+            rows = await self._fetch(self.leases.keys[partition])
+        else:
+            rows = self.leases.source
+        self.found = partition, rows
+        return rows
+
+    async def _fetch(self, key: Any) -> Any:
+        node = self._node
+        while key not in node.data:
+            holders = await node.scheduler.who_has(keys=[key])
+            found, *_ = await gather_from_workers(holders, rpc=node.rpc)
+            if key in found:
+                return found[key]
+            states = await node.scheduler.get_task_status(keys=[key])
+            if states[key] in (None, "erred"):
+                raise CapacityError("data of the run was lost with its nodes: start it again")
+            await asyncio.sleep(RETRY_SECONDS)  # Dask computes it again
+        return node.data[key]
 
 
 class _Leased(NamedTuple):
@@ -89,17 +109,17 @@ class Batches:
 
     def __init__(
         self,
-        leases: Leases,
-        data: Any,
+        data: Data,
         client: Client,
         begin: Begin,
         under_way: UnderWay,
         leaving: Callable[[], bool],
     ) -> None:
         self.epoch = 0
-        self.division = leases.division
-        self._run = leases.run
+        self.division = data.leases.division
+        self._run = data.leases.run
         self._data = data
+        self._partition = 0  # that of the last batch
         self._client = client
         self._begin, self._under_way, self._leaving = begin, under_way, leaving
         self._last = 0  # the number of the last lease
@@ -107,13 +127,16 @@ class Batches:
         # Leases, and once all their batches were begun, the requests under way then.
         self._held: dict[int, list[Future[Any]]] = {}
         self._open: Batch | None = None  # was begun, and is to be pushed
-        # Leases of two epochs may alternate.
+        # Leases of two epochs, or partitions, may alternate.
         self._order = lru_cache(maxsize=2)(self.division.order)
 
     def __iter__(self) -> Iterator[Any]:
         while self.more():
             while (indices := self.begin()) is not None:
-                yield chosen(self._data, indices)
+                partition, rows = self._data.found
+                if partition != self._partition:
+                    rows = self._begin(self._data.read(self._partition)).result()
+                yield chosen(rows, indices)
 
     def more(self) -> bool:
         """Wait until batches are leased; return False at the end. For loaders."""
@@ -146,7 +169,8 @@ class Batches:
         if leased.incarnation != self._client.incarnation:
             return None
         self.epoch, self._open = leased.epoch, leased.batch
-        return self._indices(leased)
+        self._partition, indices = self._place(leased)
+        return indices
 
     def ahead(self) -> Iterator[Indices]:
         """Yield the examples of batches that `begin` will return, while there are any to lease.
@@ -155,7 +179,7 @@ class Batches:
         """
         leased = list(self._left)
         while leased:
-            yield from map(self._indices, leased)
+            yield from (indices for _, indices in map(self._place, leased))
             before = len(self._left)
             self._take(waits=False)
             leased = list(self._left)[before:]
@@ -170,8 +194,9 @@ class Batches:
             )
         return batch
 
-    def _indices(self, leased: _Leased) -> Indices:
-        return self.division.indices(leased.epoch, leased.batch.number, self._order(leased.epoch))
+    def _place(self, leased: _Leased) -> tuple[int, Indices]:
+        """Return the partition of a batch, and its examples there."""
+        return self.division.indices(leased.epoch, leased.batch.number, self._order)
 
     def _take(self, waits: bool) -> Leased:
         """Take a lease; `waits`: wait some time for batches that others may return."""

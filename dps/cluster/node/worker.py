@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dps.cluster.node.batches import Batches, Leases
+from dps.cluster.node.batches import Batches, Data
 from dps.cluster.node.member import Member, leave_of
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
@@ -165,8 +165,7 @@ class Worker:
         report: Report,
         place: Place,
         done: int,
-        leases: Leases | None = None,
-        data: Any = None,
+        data: Data | None = None,
     ) -> None:
         self.name = client.worker
         self.index = place.index
@@ -187,9 +186,9 @@ class Worker:
         self._flat: dict[tuple[str, ...], FlatLayout] = {}
         self._computing: dict[tuple[str, ...], FlatArrays] = {}
         self.batches: Batches | None = None
-        if leases is not None:
+        if data is not None:
             requests = self._begin, self._under_way, lambda: self.leaving
-            self.batches = Batches(leases, data, client, *requests)
+            self.batches = Batches(data, client, *requests)
 
     @property
     def read_point(self) -> ReadPoint | None:

@@ -18,7 +18,7 @@ from distributed.sizeof import safe_sizeof
 
 from dps.cluster.heads import ask_heads
 from dps.cluster.names import topic
-from dps.cluster.node.batches import Leases
+from dps.cluster.node.batches import Data, Leases
 from dps.cluster.node.logs import SILENT, dropped, keep_quiet, why_dropped, worker_log
 from dps.cluster.node.member import Member
 from dps.cluster.node.worker import Place, Worker
@@ -76,8 +76,7 @@ class _Task:
         dask_worker = get_worker()
         self._group = group
         self._place = place
-        self._leases = leases
-        self._data: Any = None
+        self._data = None if leases is None else Data(leases, dask_worker)
         self._name = place.peers[place.index]
         self._key = str(dask_worker.get_current_task())
         self._drops_are_logged = group.on_loss == SILENT
@@ -134,8 +133,8 @@ class _Task:
     async def _begin(self) -> None:
         self._member.enter()
         await self._member.presence.registered()
-        if self._leases is not None:
-            self._data = await self._leases.data(self._member.dask_worker)
+        if self._data is not None and not self._data.leases.division.partitions:
+            await self._data.read(0)  # before others wait for this worker
         self._member.record(self._flush)
 
     async def _enter(self) -> Worker | Returned:
@@ -156,8 +155,7 @@ class _Task:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._group.timings.unavailable):
                     await self._applied(self._place.peers)
-        leased = self._leases, self._data
-        return Worker(client, self._member, self._report, self._place, done, *leased)
+        return Worker(client, self._member, self._report, self._place, done, self._data)
 
     async def _end(self, reason: str, returned: Returned | None) -> None:
         """Leave the group for a reason (none: it has not joined), and send the last events."""

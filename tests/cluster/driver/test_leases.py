@@ -10,6 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
+import dask.bag as db
+import dask.dataframe as dd
 import numpy as np
 import pytest
 
@@ -400,14 +403,41 @@ def test_each_example_is_applied_once_though_processes_are_killed(train: Any) ->
 
 
 @pytest.mark.cluster
-def test_a_run_on_all_nodes_follows_those_that_join_and_are_lost() -> None:
+@pytest.mark.parametrize("form", ["array", "bag", "frame", "futures", "pair"])
+def test_batches_of_a_collection_have_rows_of_one_partition(form: str) -> None:
+    def rows(worker: Worker, batches: Iterable[Any]) -> int:
+        def indices() -> Iterator[Any]:
+            for batch in batches:
+                batch = batch[0] if isinstance(batch, tuple) else batch
+                yield batch["i"] if hasattr(batch, "columns") else batch
+
+        return count(worker, indices())
+
+    array = da.arange(EXAMPLES, chunks=20)
+    with LocalCluster(nodes(workers=2), PRELOAD) as cluster, server(cluster.client) as ps:
+        if form == "futures":
+            data: Any = cluster.client.scatter([np.arange(60), np.arange(60, EXAMPLES)])
+        else:
+            bag = db.from_sequence(range(EXAMPLES), partition_size=20)
+            frame = dd.from_dask_array(array, columns="i").to_frame()
+            data = {"array": array, "bag": bag, "frame": frame, "pair": (array, array + 1)}[form]
+        assert sum(future.result(SECONDS) for future in run(ps, rows, 2, data=data)) == 11 * EPOCHS
+        assert_each_once(ps)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("is_collection", [False, True])
+def test_a_run_on_all_nodes_follows_those_that_join_and_are_lost(is_collection: bool) -> None:
     with (
         LocalCluster(nodes(workers=1), PRELOAD) as cluster,
         server(cluster.client) as ps,
         ThreadPoolExecutor(1) as threads,
     ):
-        data = {"index": np.arange(EXAMPLES)}
-        running = threads.submit(run, ps, named, workers="all", data=data, epochs=MANY)
+        data: Any = {"index": np.arange(EXAMPLES)}
+        train: Any = named
+        if is_collection:
+            train, data = count, da.arange(EXAMPLES, chunks=20)
+        running = threads.submit(run, ps, train, workers="all", data=data, epochs=MANY)
         for number, updates in ((0, 20), (1, 100)):
             eventually(lambda: running.done() or min(versions(ps)) >= updates, SECONDS)  # noqa: B023
             assert is_gone(cluster.kill(f"worker-{number}"), SECONDS)
