@@ -43,6 +43,8 @@ def doctor(
         for each in looked:
             findings.append(each)
             mark = "[green]ok[/]" if each.good else "[bold red]!![/]"
+            if each.good and each.found.startswith("not installed"):  # an optional package
+                mark = "[dim]--[/]"
             console().print(f"{mark}  {each.subject:22}", end="")
             console().print(each.found, markup=False, soft_wrap=True)
         good = all(each.good for each in findings)
