@@ -33,6 +33,13 @@ class SSP(Checked):
     A worker whose clock is more than `tau` ahead of the slowest active worker's waits before it
     reads weights for its next gradient.
 
+    Parameters
+    ----------
+    tau
+        Maximum number of updates by which a worker is ahead.
+
+    Examples
+    --------
     >>> SSP(tau=4)
     SSP(tau=4)
     """

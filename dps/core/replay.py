@@ -60,6 +60,20 @@ Policy = Literal["sum", "mean", "each", "staleness_scaled", "clip", "drop_older"
 class Replay(Checked):
     """How buffered gradients are applied after an outage (see `dps.core.replay`).
 
+    Parameters
+    ----------
+    policy
+        "sum" or "mean": one step per shard. "each": one step per update. "staleness_scaled": as
+        "each", with the learning rate divided by 1 + staleness. "clip": as "sum", scaled down to
+        the norm `clip_norm`. "drop_older": as "sum", without updates staler than `drop_older_than`.
+        "published": as "sum"; above 50 updates at a tenth of the learning rate.
+    clip_norm
+        Maximum norm of the sum, for "clip".
+    drop_older_than
+        Maximum staleness, for "drop_older".
+
+    Examples
+    --------
     >>> Replay("clip", clip_norm=5.0).policy
     'clip'
     """

@@ -67,6 +67,15 @@ class Seat:
 class InChain:
     """The replica at a position of a shard's chain: a word, or a number from 0, the head.
 
+    Parameters
+    ----------
+    shard
+        Number of the shard.
+    position
+        "head", "middle", "tail", or the number from the head, 0.
+
+    Examples
+    --------
     >>> print(Pause(InChain(shard=0, position="tail"), AtSeconds(2)).describe())
     pause the tail of shard 0 at 2 s, for 2 s
     """
@@ -92,6 +101,17 @@ class Among:
     The draw depends on the seed, the number of the fault and the living nodes. With "each", every
     node of the role has its own faults at its own moments: see `Every`.
 
+    Parameters
+    ----------
+    pick
+        "random": one of them. "all": all at once. "each": each separately, with a role and `Every`.
+    role
+        Role of the nodes; None: any.
+    shard
+        Shard that the nodes hold; None: any.
+
+    Examples
+    --------
     >>> print(Kill(Among("random", role="server"), AtUpdates(100), back_after=None).describe())
     kill a random server node at 100 updates, for good
     """
@@ -172,6 +192,15 @@ class During(Checked):
 class After(Checked):
     """Some seconds after another fault, given by its number in the plan, took effect.
 
+    Parameters
+    ----------
+    fault
+        Number of the fault in the plan, from 0.
+    seconds
+        Seconds after it took effect.
+
+    Examples
+    --------
     >>> print(Kill("server-1", After(fault=0, seconds=0.5)))
     kill server-1, 0.5 s after fault 0
     """
@@ -341,7 +370,7 @@ class Lasting(Fault):
     Parameters
     ----------
     seconds
-        How long it lasts.
+        Duration of the fault.
     """
 
     seconds: Positive = 2.0
@@ -436,6 +465,13 @@ class Slow(Lasting):
 
     >>> print(Slow("worker-0", AtSeconds(2), factor=3).describe())
     slow worker-0 at 2 s, 3 times slower for 2 s
+    Parameters
+    ----------
+    factor
+        Multiple of the time that computation takes.
+
+    Examples
+    --------
     """
 
     factor: AboveOne = 4.0
@@ -474,6 +510,13 @@ class Delay(Lasting):
 
     >>> print(Delay("server-0", AtSeconds(2)).describe())
     delay server-0 at 2 s, each message by 0.05 s, for 2 s
+    Parameters
+    ----------
+    delay_seconds
+        Additional seconds for each message.
+
+    Examples
+    --------
     """
 
     delay_seconds: Positive = 0.05

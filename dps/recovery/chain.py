@@ -23,6 +23,8 @@ class Chain(Durability):
 
     Parameters
     ----------
+    replicas
+        Number of nodes that hold each shard.
     reads
         The replica that serves pulls: the "tail", or "any". It answers from the newest state that
         it knows to be committed, and never from an older one than that worker has seen.

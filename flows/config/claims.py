@@ -48,26 +48,28 @@ Text = BeforeValidator(label_texts, json_schema_input_type=Label | dict[str, Lab
 
 
 class ClaimSection(Section):
-    """One comparison that is fixed beforehand.
+    """A comparison that is stated before the experiment runs.
 
-    `claim` says it in words; without, it is said from the rest. The figure `metric` of `strategy`
-    minus that of `against`, seed by seed under `condition`, is to be `less` or `more` than 0, or
-    `equivalent`: nowhere beyond the margin `smallest`. Of the others `smallest` is the smallest
-    difference of interest, in the unit of `dps results --json`, or a share of the mean of
-    `against`, such as `25%` (then `relative` is true, and `smallest` is 0.25). Without `against`
-    (or with the word `none-given`) the figure is compared with 0, for those that are differences
-    already; `against: {axis: label}` is for the same strategy under another condition: that with
-    these labels in the place of its own. `condition` is a label on another axis, or labels by axis.
+    The claim is about the paired difference of `metric` between `strategy` and `against`. Without
+    `against`, a metric that is already a difference is compared with 0.
     """
 
     claim: str = ""
+    """Text; by default made from the other keys."""
     metric: str
+    """Key of a numeric metric."""
     strategy: Annotated[str, Text]
+    """Label of a strategy."""
     against: Annotated[str | dict[str, str], Text] = NONE_GIVEN
+    """Another strategy, or labels by axis: the same strategy in another condition."""
     condition: Annotated[dict[str, str], Text] = Field(default_factory=dict)
+    """Label on another axis, or labels by axis; optional for axes with one label."""
     direction: Literal["less", "more", "equivalent"]
+    """Expected sign of the difference; `equivalent`: within `smallest`."""
     smallest: Annotated[PositiveFloat, WithJsonSchema(SMALLEST)]
+    """Smallest difference of interest, in the unit of the metric, or a share such as `25%`."""
     relative: bool = False
+    """Whether `smallest` is a share; filled in by dps."""
 
     @model_validator(mode="before")
     @classmethod

@@ -45,11 +45,14 @@ Tell = Callable[[str], None]
 
 
 class CertificateSection(Section):
-    """Your own certificate: files in PEM format; the key may be in the file of `cert`."""
+    """Your own certificate: files in PEM format."""
 
     ca_file: InputPath
+    """Certificates of the authority."""
     cert: InputPath
+    """Certificate of all processes."""
     key: InputPath | None = None
+    """Private key; `null`: in the file of `cert`."""
 
     @model_validator(mode="after")
     def _go_together(self, info: ValidationInfo) -> CertificateSection:
@@ -113,15 +116,19 @@ def _tls(*words: str) -> BeforeValidator:
             refuse(f"expected {', '.join(words)}, or {own}; got {quoted(tls)}")
         return tls
 
-    forms = Literal["off", "temporary", False] | CertificateSection
+    forms = Literal[(*words, False)] | CertificateSection  # type: ignore[valid-type]
     return BeforeValidator(check, json_schema_input_type=forms)
 
 
-# How processes know each other. `temporary` makes a certificate for each trial. With `off`, Dask's
-# own configuration decides, which is no TLS unless it requires encryption.
-Tls = Annotated[Literal["off", "temporary"] | CertificateSection, _tls("off", "temporary")]
+_ABOUT_TLS = Field(
+    description="`off`: as Dask is configured; `temporary`: a certificate for each trial; or your "
+    "own certificate."
+)
+Tls = Annotated[
+    Literal["off", "temporary"] | CertificateSection, _tls("off", "temporary"), _ABOUT_TLS
+]
 # Without a certificate for each trial, for what there is before it.
-TlsOfOthers = Annotated[Literal["off"] | CertificateSection, _tls("off")]
+TlsOfOthers = Annotated[Literal["off"] | CertificateSection, _tls("off"), _ABOUT_TLS]
 
 
 def security_of(tls: Tls) -> Security | None:
@@ -182,9 +189,10 @@ class _AnyCluster(Section):
 
 
 class _WaitedFor(_AnyCluster):
-    """Nodes that others may have: they are waited for, for `patience` seconds."""
+    """Nodes that may be busy or queued at first."""
 
     patience: PositiveFloat = 600.0
+    """Seconds to wait for nodes."""
 
     def real_limit(self, time_limit: float) -> float:
         """Return the limit in seconds of real time for training and for waiting for nodes."""
@@ -214,11 +222,7 @@ class LocalSection(_AnyCluster):
 
 
 class ExistingSection(_WaitedFor):
-    """Dask workers of a deployment that is there already, by the address of its scheduler.
-
-    null: the address that Dask's own configuration names, as in DASK_SCHEDULER_ADDRESS. Those that
-    other trials have are waited for, for `patience` seconds.
-    """
+    """Dask workers of an existing deployment."""
 
     starts_scheduler: ClassVar[bool] = False
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
@@ -230,6 +234,7 @@ class ExistingSection(_WaitedFor):
         ]
         | None
     ) = None
+    """Address of the Dask scheduler; `null`: from Dask's configuration."""
     tls: TlsOfOthers = "off"
 
     def open(
@@ -242,19 +247,18 @@ class ExistingSection(_WaitedFor):
 
 
 class VirtualSection(_AnyCluster):
-    """Nodes on virtual time, in one process: what costs how much time says a `profile`.
-
-    That is one that comes with dps, by its name, or a YAML file. A trial that has computed for
-    `patience` seconds of real time is given up.
-    """
+    """Simulated nodes on virtual time, in one process."""
 
     shares_cores: ClassVar[bool] = False
     starts_scheduler: ClassVar[bool] = False
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["virtual"]
     profile: str = "laptop"
+    """Time costs: `laptop`, `cluster-25gbit` or a file."""
     patience: PositiveFloat = 1800.0
-    tls: Annotated[Literal["off"], _tls("off")] = "off"  # nothing is sent
+    """Real seconds for which a trial may compute."""
+    tls: Annotated[Literal["off"], _tls("off")] = "off"
+    """Nothing is sent."""
 
     @field_validator("profile", mode="before")
     @classmethod
@@ -308,13 +312,12 @@ class VirtualSection(_AnyCluster):
 
 
 class JobSection(Section):
-    """What jobs ask for; what is not given is as `jobqueue.yaml` says.
-
-    `directives` are lines for the head of the job script, without their prefix.
-    """
+    """Resources of a job; others are as in `jobqueue.yaml`."""
 
     queue: str | None = None
+    """Queue or partition."""
     cores: PositiveInt | None = None
+    """Cores per job."""
     memory: (
         Annotated[
             str,
@@ -322,8 +325,11 @@ class JobSection(Section):
         ]
         | None
     ) = None
+    """Memory per job, such as `2GB`."""
     walltime: str | None = None
+    """Time limit of a job."""
     directives: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+    """Lines of the job script's head, without their prefix."""
 
     def asked(self) -> dict[str, Any]:
         """What is given, by its name."""
@@ -331,16 +337,15 @@ class JobSection(Section):
 
 
 class QueueSection(JobSection, _WaitedFor):
-    """A job for each node; `groups` are by role, and say what is different from the rest.
-
-    Jobs may wait in the queue for `patience` seconds.
-    """
+    """A job of a queueing system for each node."""
 
     kind: Literal["slurm", "pbs", "lsf", "sge"]
     groups: dict[Literal["server", "store", "worker", "evaluator"], JobSection] = Field(
         default_factory=dict
     )
+    """Other settings for the jobs of a role."""
     interface: str | None = None
+    """Network interface."""
     tls: Tls = "temporary"
 
     def open(

@@ -85,21 +85,37 @@ class _Settings(Section):
     """What a trial and an experiment have in common."""
 
     experiment: SafeName
+    """Name; records are in `results/<experiment>/`."""
     workload: WorkloadSection
+    """Model to train."""
     dataset: DatasetSection
+    """Training and test examples."""
     training: TrainingSection
+    """Workers, gradients and batches."""
     optimizer: OptimizerSection
+    """Update rule."""
     filters: dict[str, Chain] = Field(default_factory=dict)
+    """Filters of gradients, by array name; `"*"` stands for all other arrays."""
     pull_filters: dict[str, Chain] = Field(default_factory=dict)
-    consistency: ConsistencySection = Field(default_factory=lambda: CONSISTENCIES.default(ASP))
+    """Filters of pulled weights, by array name."""
+    consistency: ConsistencySection = CONSISTENCIES.default(ASP)
+    """Bound of the distance between workers."""
     server: ServerSection = Field(default_factory=ServerSection)
+    """Shards, their nodes and timings."""
     budget: BudgetSection | None = None
+    """Equal number of nodes for every strategy."""
     recovery: RecoverySection = Field(default_factory=RecoverySection)
+    """Recovery strategy: the name of a preset, or three choices."""
     faults: Annotated[tuple[FaultSection, ...], Field(strict=False)] = ()
+    """Fault plan."""
     elastic: Annotated[tuple[ChangeSection, ...], Field(strict=False)] = ()
+    """Changes of the number of servers and workers. The training then has a common end."""
     evaluation: EvaluationSection = EvaluationSection()
+    """Score, its interval and its target."""
     cluster: ClusterSection = LocalSection()
+    """Where trials run."""
     time_limit: PositiveFloat = 60.0
+    """Seconds until a training fails."""
 
 
 class TrialConfig(_Settings):
@@ -280,27 +296,27 @@ def built(chains: Mapping[str, Sequence[Derived]]) -> dict[str, list[Filter]]:
 
 
 class ExperimentConfig(_Settings):
-    """A base, axes of variation, and seeds; every combination runs with every seed.
-
-    `axes` maps a dotted key of the configuration to its values by label. In YAML, a list of values
-    is allowed too; each value is then its own label. `exclude` lists labels on some axes; their
-    combinations are left out. `seeds` is a list, a count (40: 0 to 39) or a range ("100-139"). Each
-    seed is a block of trials, whose order is drawn from `order_seed`.
-    """
+    """A base, axes of variation, and seeds; every combination runs with every seed."""
 
     axes: Annotated[
         dict[str, dict[str, Any]],
         BeforeValidator(labelled, json_schema_input_type=dict[str, list[Any] | dict[str, Any]]),
     ] = Field(default_factory=dict)
+    """Dotted key to a list of values, or to labels with values."""
     exclude: Annotated[tuple[dict[str, Label], ...], Field(strict=False)] = ()
+    """Combinations to omit, each as axis to label."""
     seeds: Annotated[
         tuple[NonNegativeInt, ...],
         Field(strict=False, min_length=1),
         BeforeValidator(seeds_of, json_schema_input_type=int | str | list[int]),
     ] = (0,)
+    """List, count (`40`: 0 to 39) or range (`"100-139"`). Every combination runs with each seed."""
     comparison: ComparisonSection = ComparisonSection()
+    """Exploratory comparison of the strategies."""
     claims: Annotated[tuple[ClaimSection, ...], Field(strict=False)] = ()
+    """Comparisons with verdicts."""
     order_seed: NonNegativeInt = 0
+    """Seed of the order of trials; the trials of a seed are adjacent."""
     _written: Written = PrivateAttr(default=(Document("experiment", {}, {}), ()))
 
     @model_validator(mode="after")

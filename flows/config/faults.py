@@ -72,7 +72,9 @@ class SeatSection(Section):
     """The node that has the place of a node of a role at the start, or its replacement."""
 
     role: Literal["server", "replica", "spare", "store", "worker", "evaluator"]
+    """Role of the node."""
     index: NonNegativeInt = 0
+    """Number of the node in its role."""
 
     def build(self, names: Sequence[str]) -> Seat:
         """Return the target; one that is not there is refused with the whole plan."""
@@ -84,6 +86,7 @@ class BetweenSection(Section):
     """A moment that each seed draws uniformly, from the first number up to below the second."""
 
     between: Annotated[tuple[float, float], Field(strict=False)]
+    """First number, and the number above the last one."""
 
 
 IN_CHAIN, AMONG = section_of(InChain, _Sparse), section_of(Among, _Sparse)
@@ -131,12 +134,17 @@ class MomentSection(_Sparse):
     at_updates: Annotated[
         int | BetweenSection | None, _or_range(Annotated[int, Field(gt=0)] | None)
     ] = None
+    """When all shards have applied these updates."""
     at_seconds: Annotated[
         float | BetweenSection | None, _or_range(Annotated[float, Field(ge=0)] | None)
     ] = None
+    """Seconds after the start of the training."""
     phase: say.Phase | None = None
+    """During a checkpoint, or while a shard is not served; of the target's shard if it has one."""
     after: section_of(say.After) | None = None  # type: ignore[valid-type]
+    """After an earlier fault."""
     every: section_of(say.Every, _Sparse) | None = None  # type: ignore[valid-type]
+    """Repeatedly, at random moments."""
 
     def build(self, names: Sequence[str] = ()) -> Entry:
         """Return the entry of the plan; `names` are those of the trial's nodes."""
@@ -171,6 +179,7 @@ class NodeFaultSection(MomentSection):
     """A fault that hits nodes."""
 
     target: TargetSection
+    """Node, list of nodes, or place."""
 
     def _hit(self, names: Sequence[str]) -> Target:
         if isinstance(self.target, SeatSection):
@@ -183,6 +192,7 @@ class ShardFaultSection(MomentSection):
     """A fault that hits the checkpoints of a shard."""
 
     shard: NonNegativeInt
+    """Number of the shard."""
 
     def _hit(self, names: Sequence[str]) -> int:
         return self.shard
@@ -239,11 +249,13 @@ def fault_of(row: Row) -> Fault:
 
 
 class TraceSection(Section):
-    """The faults of a recorded trace, a CSV file; the rows that were read are part of the trial."""
+    """The faults of a recorded trace."""
 
     kind: Literal["trace"]
     csv: InputPath
+    """Path of the trace, with the columns `seconds`, `kind`, `target` and `duration`."""
     rows: Annotated[tuple[Row, ...] | None, Field(strict=False)] = None
+    """Rows of the file; filled in by dps."""
 
     @model_validator(mode="after")
     def _read(self) -> TraceSection:

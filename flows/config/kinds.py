@@ -33,10 +33,12 @@ SCHEDULES = Group(_exported("factor", "step"), of=dps.Schedule)
 
 
 class ClipSection(Section):
-    """What workers clip whole gradients to before they push them."""
+    """Limits of whole gradients, on the worker."""
 
     norm: PositiveFloat | None = None
+    """Maximum Euclidean norm."""
     value: PositiveFloat | None = None
+    """Maximum absolute value of an element."""
 
 
 class RuleSection(Derived):
@@ -47,10 +49,15 @@ class RuleSection(Derived):
     """
 
     staleness_aware: bool = False
+    """Divide the learning rate by a staleness above 1."""
     delay_compensation: NonNegativeFloat | None = None
+    """Strength λ of the correction of stale gradients; pushes then carry the weights too."""
     schedule: Annotated[Derived, SCHEDULES] | None = None
+    """Factor of the learning rate, by the version of the shard."""
     clip: ClipSection | None = None
+    """Clip the gradient of each worker."""
     accumulate: PositiveInt = 1
+    """Gradients whose mean makes one step."""
 
     def build(self) -> dps.UpdateRule:
         """Return the update rule."""
@@ -82,6 +89,7 @@ class DecayingSection(RuleSection):
     """Rules that may have weight decay in their gradients, as torch's optimizers have it."""
 
     weight_decay: NonNegativeFloat = 0.0
+    """Multiple of the weights that is added to the gradient."""
 
     def _rule(self) -> dps.UpdateRule:
         rule: dps.UpdateRule = self.made()
@@ -103,6 +111,7 @@ class ByNameSection(RuleSection):
 
     kind: Literal["by_name"]
     rules: dict[str, Annotated[RuleSection, RULES]]
+    """Rule by array name; `*` stands for any characters. `{kind: frozen}` excludes an array."""
 
     def _rule(self) -> dps.UpdateRule:
         with refusing("rules"):
@@ -139,6 +148,7 @@ class AboveLayerSection(DurabilitySection):
     """A durability that may have a layer of checkpoints below."""
 
     below: section_of(dps.Checkpoint, DurabilitySection) | None = None  # type: ignore[valid-type]
+    """Background checkpoints."""
 
     def build(self) -> dps.Durability:
         """Return the durability, with the layer below if there is one."""

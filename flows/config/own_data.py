@@ -40,25 +40,27 @@ Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
 class SplitSection(Section):
-    """The scored rows: a share `test` of each class, drawn from `seed`."""
+    """The draw of the scored rows."""
 
     test: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of each class that is scored."""
     seed: NonNegativeInt = 0
+    """Seed of the draw."""
 
 
 class OwnDataSection(Section):
-    """The keys that files and functions have in common.
-
-    With `standardise`, each feature has mean 0 and standard deviation 1 in the training part.
-    `target_deviation`, the standard deviation of the target in the scored part, is computed from
-    the data.
-    """
+    """The keys that files and functions have in common."""
 
     split: SplitSection = SplitSection()
+    """Examples to score, if the data have no test part."""
     standardise: bool = False
+    """Scale features to mean 0 and standard deviation 1 in the training part."""
     task: Literal["classification", "regression"] = "classification"
+    """Whether the target is a class or a number."""
     standardise_target: bool = False
+    """Scale the target likewise; regression only."""
     target_deviation: float | None = None
+    """Standard deviation of the target in the test part; filled in by dps."""
 
     @model_validator(mode="after")
     def _targets_can_be_scaled(self) -> OwnDataSection:
@@ -121,10 +123,12 @@ def _deviation(data: Dataset) -> float | None:
 
 
 class FileSection(OwnDataSection):
-    """A file of examples; if `sha256` is given, a file with another digest is refused."""
+    """A file of examples."""
 
     path: InputPath
+    """Path, relative to the configuration."""
     sha256: Sha256 | None = None
+    """Digest of the file; another file is rejected."""
 
     @model_validator(mode="after")
     def _can_be_read(self, info: ValidationInfo) -> FileSection:
@@ -154,21 +158,24 @@ class FileSection(OwnDataSection):
 
 
 class NpzSection(FileSection):
-    """Arrays of numpy: `features` is the name of the one of examples, `target` that of targets."""
+    """A `.npz` file with an array of examples and one of targets."""
 
     kind: Literal["npz"]
     features: str = "x"
+    """Name of the array of examples."""
     target: str = "y"
+    """Name of the array of targets."""
 
     def _examples(self, path: Path) -> Examples:
         return read_npz(path, self.features, self.target, self._regression)
 
 
 class SvmlightSection(FileSection):
-    """An svmlight (libsvm) file, plain or .gz; its rows stay sparse unless `dense` is true."""
+    """An svmlight (libsvm) file of sparse rows, plain or `.gz`."""
 
     kind: Literal["svmlight"]
     dense: bool = False
+    """Convert the rows to a dense array."""
 
     def _examples(self, path: Path) -> Examples:
         found = read_svmlight(path)
@@ -176,20 +183,19 @@ class SvmlightSection(FileSection):
 
 
 class TableSection(FileSection):
-    """A table: CSV in UTF-8 with a line of names, plain or .gz; or parquet, a file or a folder.
-
-    `target` names the target column, `features` the feature columns (by default all the others).
-    Rows with `missing` cells are refused, left out (`drop`), or filled with the `mean` of their
-    column in the training part. Each value of a `one_hot` column becomes a feature that is 0 or 1;
-    `dates` become days since 1970.
-    """
+    """A table: CSV in UTF-8 with a header, plain or `.gz`; or parquet, a file or a folder."""
 
     kind: Literal["csv", "parquet"]
     target: str
+    """Target column."""
     features: Names | None = None
+    """Feature columns; `null`: all others."""
     missing: Literal["refuse", "drop", "mean"] = "refuse"
+    """Rows with empty cells: reject the file, drop the rows, or insert the training mean."""
     one_hot: Names | None = None
+    """Columns of which each value becomes a feature that is 0 or 1."""
     dates: Names | None = None
+    """Columns that become days since 1970."""
 
     @field_validator("features")
     @classmethod
@@ -214,17 +220,17 @@ class TableSection(FileSection):
 
 
 class PythonDataSection(OwnDataSection):
-    """The arrays that a function returns, given the `settings`: x and y, or these of both parts.
-
-    It is in a module beside the configuration file, or in one that is installed. `sha256` is of the
-    data, which have to be the same in every process.
-    """
+    """The arrays that a function returns: x and y, or both for training and test."""
 
     kind: Literal["python"]
     function: str
+    """Function, `"module:name"`, beside the configuration or installed."""
     settings: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the function."""
     path: str | None = None
+    """File of the module; filled in by dps."""
     sha256: Sha256 | None = None
+    """Digest of the data; other data are rejected."""
 
     def run_code(self, folder: Path) -> None:
         """Call the function, which is looked for in `folder`, and keep the digest of its data."""

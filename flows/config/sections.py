@@ -112,7 +112,13 @@ SafeName = Annotated[
 class Section(BaseModel):
     """Base of every section: immutable, exact types, no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,  # the schema and the documentation have them
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -232,7 +238,8 @@ def _section_of(
             about = Field(description=described.get(field.name), **_default(field))
             fields[field.name] = (_as_written(hints[field.name], cls), about)
     summary = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
-    section = create_model(f"{cls.__name__}Section", __base__=base, __doc__=summary, **fields)
+    name, no_source = f"{cls.__name__}Section", {"use_attribute_docstrings": False}
+    section = create_model(name, __base__=base, __doc__=summary, __cls_kwargs__=no_source, **fields)
     section.made_class, section.provider = cls, provider
     section._recipe = (cls, base, kind, provider)
     return section
@@ -281,9 +288,9 @@ def _as_written(hint: Any, owner: type) -> Any:
 
 
 def _descriptions(cls: type) -> dict[str, str]:
-    """Return the descriptions of fields in the NumPy docstring of a class."""
+    """Return the descriptions of fields in the NumPy docstrings of a class and its bases."""
     doc = inspect.cleandoc(cls.__doc__ or "")
-    found: dict[str, str] = {}
+    found = {} if cls.__base__ is None else _descriptions(cls.__base__)
     sections = r"(?:Parameters|Attributes)\n-+\n(.*?)(?=\n\n\w+\n-+\n|\Z)"
     for section in re.findall(sections, doc, re.DOTALL):
         entries = re.findall(r"^(\w[\w, ]*)\n((?:(?:    .*)?\n?)+)", section, re.MULTILINE)

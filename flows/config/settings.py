@@ -43,46 +43,45 @@ Many = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class StragglingSection(Section):
-    """Gradients that take `factor` times `compute_seconds`.
-
-    Each gradient is one of them with the probability `share`, drawn for every worker from the seed
-    of the trial; `workers` are the numbers of the affected workers, null is all.
-    """
+    """Slow gradients."""
 
     factor: Annotated[float, Field(ge=1)]
+    """Multiple of `compute_seconds` that a slow gradient takes."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Probability that a gradient is slow, drawn for each worker from the seed."""
     workers: Annotated[tuple[NonNegativeInt, ...], Field(strict=False, min_length=1)] | None = None
+    """Numbers of the affected workers; `null`: all."""
 
 
 class TrainingSection(Section):
-    """The number of gradients, of workers, and how workers draw their batches.
-
-    `updates` gradients in all are split evenly over the workers, each of which ends when its
-    `share` is computed; or the workers stop `together`, when the shards have applied them all. A
-    gradient takes at least `compute_seconds`, which stands for a heavier model without using the
-    core, and longer if it is `straggling`. Workers draw their batches from all examples (`shared`),
-    or each from its part of them in the order of their classes (`by_class`). They compute on
-    weights that may lack their own last `ahead` updates, which are still on their way. With
-    `local_steps` an update takes that number of gradients: a worker takes a step with each by its
-    own rule, `inner`, and pushes the decrease of its weights.
-
-    With `epochs` workers have no shares, but lease batches of the first `updates / epochs` of the
-    training data, `lease` at a time, until each was applied once in every epoch.
-    """
+    """Number of gradients and workers, and how workers draw their batches."""
 
     workers: Many = 2
+    """Number of workers."""
     updates: PositiveInt
+    """Total number of gradients, or of updates if `local_steps` is above 1."""
     batch_size: PositiveInt = 32
+    """Examples per gradient."""
     compute_seconds: NonNegativeFloat = 0.0
+    """Minimum time of a gradient, without use of the core."""
     workers_per_node: PositiveInt = 1
+    """Workers that share a node, as threads."""
     straggling: StragglingSection | None = None
+    """Slow gradients; needs `compute_seconds`."""
     partition: Literal["shared", "by_class"] = "shared"
+    """Workers draw from all examples, or each from its part in the order of classes."""
     ahead: NonNegativeInt = 0
+    """Updates of a worker in flight while it computes: up to `tau` under `ssp`, 0 under `bsp`."""
     local_steps: PositiveInt = 1
+    """Gradients per update."""
     inner: OptimizerSection | None = None
+    """Rule of a worker for its local steps."""
     epochs: PositiveInt | None = None
+    """Lease `updates / epochs` batches in each epoch, instead of equal shares."""
     lease: PositiveInt = LEASE
+    """Batches per lease, with `epochs`."""
     stop: Literal["share", "together"] = "share"
+    """A worker ends after its equal share of the gradients, or together with all others."""
 
     @model_validator(mode="after")
     def _straggling_slows_something(self) -> TrainingSection:
@@ -139,16 +138,20 @@ class TrainingSection(Section):
 
 
 class ChangeSection(Section):
-    """Another number of servers, of workers or of both, from a moment of the training on."""
+    """A new number of servers, workers or both, at a moment."""
 
     at_updates: PositiveInt | None = None
     at_seconds: NonNegativeFloat | None = None
     servers: Many | None = None
     workers: Many | None = None
 
+    """When all shards have applied these updates."""
     @model_validator(mode="after")
+    """Seconds after the start of the training."""
     def _says_when_and_what(self) -> ChangeSection:
+    """New number of servers."""
         if (self.at_updates is None) == (self.at_seconds is None):
+    """New number of workers."""
             refuse("expected one moment: at_updates or at_seconds")
         if self.servers is None and self.workers is None:
             refuse("expected what changes: servers, workers or both")
@@ -162,48 +165,44 @@ class ChangeSection(Section):
 
 
 class ServerSection(Section):
-    """The parameter server: its shards, and nodes kept idle and warm for a loss.
-
-    `lease` is for how many seconds an unreachable node or worker is treated as alive, `patience`
-    for how many dps waits for a busy one; `servers` is how many nodes hold the shards at first,
-    null: one for each replica of each; `transport` is how nodes send each other arrays; `placement`
-    decides which of the `servers` holds which shard.
-    """
+    """The parameter server: shards, nodes and timings."""
 
     shards: Many = 2
     servers: Many | None = None
     spares: Annotated[int, Field(ge=0, le=MOST)] = 0
     lease: PositiveFloat = Timings().lease
     patience: PositiveFloat = Timings().patience
+    """Number of shards."""
     transport: TransportChoice = "auto"
-    placement: PlacementSection = Field(default_factory=lambda: PLACEMENTS.default(Balanced))
+    """Initial nodes that hold replicas; `null`: one for each replica."""
+    """How nodes send arrays to each other."""
+    placement: PlacementSection = PLACEMENTS.default(Balanced)
+    """How shards are assigned to servers."""
+    """Idle, warm nodes that replace lost ones."""
 
+    """Seconds for which an unreachable node or worker is treated as alive."""
 
+    """Seconds for which dps waits for a busy node or worker."""
 class BudgetSection(Section):
-    """The number of nodes of every strategy: servers, replicas, spares and the store together.
-
-    What a strategy does not need to serve is kept idle and warm, as spares.
-    """
+    """Equal nodes for every strategy; nodes that a strategy does not need are spares."""
 
     nodes: Many
 
 
 def _kinds(recovery: dps.Recovery) -> dict[str, str]:
     """Return the kinds by which a preset is known; their settings may differ."""
+    """Number of servers, replicas, spares and stores together."""
     axes = {"durability": recovery.durability, "outage": recovery.outage}
     return {axis: kind_of(type(choice)) for axis, choice in axes.items()}
 
 
 class RecoverySection(Section):
-    """One choice on each axis of recovery; a preset's name stands for its choices.
+    """A choice on each axis of recovery; a preset's name stands for its choices."""
 
-    `spares` is how many nodes this strategy keeps idle and warm, instead of `server.spares`.
-    """
-
-    durability: DurabilityChoice = Field(
-        default_factory=lambda: DURABILITIES.default(dps.NoDurability)
-    )
-    outage: OutageSection = Field(default_factory=lambda: OUTAGES.default(dps.Wait))
+    durability: DurabilityChoice = DURABILITIES.default(dps.NoDurability)
+    """Where the state of a shard survives."""
+    outage: OutageSection = OUTAGES.default(dps.Wait)
+    """Behaviour of workers during an outage of a shard."""
     replay: section_of(dps.Replay) = Field(  # type: ignore[valid-type]
         default_factory=section_of(dps.Replay)
     )
@@ -211,7 +210,9 @@ class RecoverySection(Section):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
+    """How buffered gradients are applied after an outage."""
     def name(self) -> str:
+    """Spares of this strategy, instead of `server.spares`."""
         """The preset with these kinds of durability and outage (and replay), or "custom"."""
         made = self.build()
         if isinstance(made.outage, dps.Continue) and made.replay.policy != "sum":
@@ -248,11 +249,14 @@ class RecoverySection(Section):
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
         section = handler(schema)
         inner = handler.resolve_ref_schema(section)
-        inner["properties"] = {"preset": {"enum": list(PRESETS)}, **inner["properties"]}
+        about = "Strategy whose choices the other keys change."
+        preset = {"enum": list(PRESETS), "description": about}
+        inner["properties"] = {"preset": preset, **inner["properties"]}
         # With a preset, its kinds may be left out.
         inner["properties"] |= {
-            axis: {"anyOf": [inner["properties"][axis], {"type": "object"}]}
-            for axis in ("durability", "outage")
+            axis: {**choice, "anyOf": [*choice["anyOf"], {"type": "object"}]}
+            for axis, choice in inner["properties"].items()
+            if axis in ("durability", "outage")
         }
         return {"anyOf": [{"enum": list(PRESETS)}, section]}
 
@@ -262,41 +266,37 @@ class RecoverySection(Section):
 
 
 class ObjectiveSection(Section):
-    """The objective of the training problem, and its distance from being stationary.
-
-    Both are of all training data, with the penalty of the update rule; `step` is that of the
-    proximal step by which stationarity is measured. `reference` is an objective to compare with,
-    such as the optimum of a convex problem, and `target` the excess over it, as a fraction of it,
-    whose time is of interest.
-    """
+    """The objective of the training problem, with the penalty of the update rule."""
 
     reference: PositiveFloat | None = None
     target: PositiveFloat | None = None
     step: PositiveFloat = 1.0
 
     @model_validator(mode="after")
+    """Objective to compare with, such as the optimum of a convex problem."""
     def _excess_over_something(self) -> ObjectiveSection:
+    """Relative excess over `reference`; adds metrics of the time until it is reached."""
         if self.target is not None and self.reference is None:
+    """Step of the gradient mapping that measures stationarity."""
             refuse("an excess over what? Give the reference as well", key="target")
         return self
 
 
 class EvaluationSection(Section):
-    """How often the evaluator scores a snapshot, by which `metric`, and which value is a `target`.
-
-    Null is the accuracy, or R² where targets are numbers. Of RMSE and the loss less is better, so
-    that a target is reached from above. With `objective`, the objective of the training problem is
-    computed as well.
-    """
+    """Evaluation of snapshots on the test examples."""
 
     every_seconds: PositiveFloat = 0.25
     metric: Literal["accuracy", "auc", "r2", "rmse", "loss"] | None = None
     target: PositiveFloat | None = None
     objective: ObjectiveSection | None = None
 
+    """Seconds between two evaluations, on a separate node."""
     @model_validator(mode="after")
+    """Score; `null`: `accuracy` for classes, `r2` for numbers."""
     def _target_can_be_reached(self) -> EvaluationSection:
+    """Score whose time and gradients are metrics; reached from above for `rmse` and `loss`."""
         score = SCORES[self.metric or ACCURACY.key]
+    """Record the training loss with penalty, and the distance from a stationary point."""
         if self.target is not None and self.target > score.highest:
             refuse(
                 f"expected at most 1, got {self.target:g}: the score is a share. Of a loss, or of "
@@ -307,16 +307,14 @@ class EvaluationSection(Section):
 
 
 class ComparisonSection(Section):
-    """How strategies are compared: with which one, and by which metrics.
-
-    `baseline` is a strategy's label; null selects `none` if it exists, otherwise the first one.
-    """
+    """Exploratory comparison of strategies."""
 
     baseline: str | None = None
     metrics: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (
         "effect_time_mean",  # effects are compared where there are faults
         "effect_gradients_mean",
         "effect_money_mean",
+    """Label of a strategy; `null`: `none`, or else the first one."""
         "updates_lost",
         "accuracy_final",
         "gradients_per_second",
@@ -326,6 +324,7 @@ class ComparisonSection(Section):
     @field_validator("metrics")
     @classmethod
     def _can_be_compared(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys of metrics with a better direction."""
         comparable = [column.key for column in METRICS if column.better]
         for key in keys:
             check_known(key, comparable, "metric with a better direction")

@@ -75,11 +75,13 @@ class OwnModelSection(ModelSection):
 
 
 class TorchSection(Section):
-    """A torch module and its loss, each named as "package.module:name"."""
+    """A torch module, made by your function for the shape of the data."""
 
     kind: Literal["torch"]
     module: str
+    """Function that returns the module, `"package.module:name"`."""
     loss: str = CROSS_ENTROPY
+    """Function of scores and classes that returns the mean over the batch."""
 
     @field_validator("module", "loss")
     @classmethod
@@ -94,17 +96,17 @@ class TorchSection(Section):
 
 
 class PythonSection(Section):
-    """A class of the user's own, "module:name", which is given the shape and the `settings`.
-
-    Its module is a file beside the configuration file, or an installed one; `sha256` is that of the
-    module's file.
-    """
+    """Your own class, which receives the shape of the data."""
 
     kind: Literal["python"]
     module: str
+    """Class, `"module:name"`, beside the configuration or installed."""
     settings: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the class."""
     path: str | None = None
+    """File of the module; filled in by dps."""
     sha256: Sha256 | None = None
+    """Digest of the module's file; another file is rejected."""
 
     def with_code(self, folder: Path) -> PythonSection:
         """Import the module, which is looked for in `folder`, and return the section with it."""

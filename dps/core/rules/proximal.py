@@ -55,7 +55,7 @@ class Proximal(_ProximalStep):
     learning_rate
         γ, 0 or above. A factor on the learning rate is one on the penalty of the step as well.
     penalty
-        h: `L1`, `L2`, `ElasticNet` or `GroupL1`.
+        Penalty h: `L1`, `L2`, `ElasticNet` or `GroupL1`.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class DelayedProximal(_ProximalStep):
         τ, 0 or above: the number of updates of its shard that a gradient may miss. With n workers
         under ``SSP(bound)`` it is (n − 1)·(2·bound + 1) at most; `ASP` gives no bound.
     penalty
-        h: `L1`, `L2`, `ElasticNet` or `GroupL1`.
+        Penalty h: `L1`, `L2`, `ElasticNet` or `GroupL1`.
     eps
         ε, above 0 as in the theorem, in the unit of `l_var`.
 

@@ -157,6 +157,13 @@ class Wrapper(Checked):
 class SGD(Checked):
     """Plain stochastic gradient descent: w ← w − η·g.
 
+    Parameters
+    ----------
+    learning_rate
+        η, 0 or above.
+
+    Examples
+    --------
     >>> values, _ = SGD(0.1).step(np.ones(2), np.array([1.0, 2.0]), {}, t=1, scale=1.0)
     >>> values
     array([0.9, 0.8])
@@ -257,6 +264,17 @@ class AdaGrad(Checked):
 class Adam(Checked):
     """Adam with bias correction (Kingma and Ba 2015), as in torch with its default settings.
 
+    Parameters
+    ----------
+    learning_rate
+        Step size, 0 or above.
+    beta1, beta2
+        Decay of the running mean of the gradient, and of its square.
+    eps
+        Added to the root of the mean square.
+
+    Examples
+    --------
     >>> Adam(0.01).slots
     ('mean', 'square')
     """
@@ -296,8 +314,6 @@ class AdamW(Adam):
 
     Parameters
     ----------
-    learning_rate, beta1, beta2, eps
-        As for `Adam`.
     weight_decay
         λ, 0 or above, in units of the inverse of the learning rate. A factor on the learning rate
         is one on the decay as well.
