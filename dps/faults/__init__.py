@@ -463,8 +463,6 @@ class Slow(Lasting):
 
     Waits, such as `worker.sleep`, do not take longer.
 
-    >>> print(Slow("worker-0", AtSeconds(2), factor=3).describe())
-    slow worker-0 at 2 s, 3 times slower for 2 s
     Parameters
     ----------
     factor
@@ -472,6 +470,8 @@ class Slow(Lasting):
 
     Examples
     --------
+    >>> print(Slow("worker-0", AtSeconds(2), factor=3).describe())
+    slow worker-0 at 2 s, 3 times slower for 2 s
     """
 
     factor: AboveOne = 4.0
@@ -508,8 +508,6 @@ class Cut(Lasting):
 class Delay(Lasting):
     """Each message of the parameter server takes `delay_seconds` longer, for `seconds`.
 
-    >>> print(Delay("server-0", AtSeconds(2)).describe())
-    delay server-0 at 2 s, each message by 0.05 s, for 2 s
     Parameters
     ----------
     delay_seconds
@@ -517,6 +515,8 @@ class Delay(Lasting):
 
     Examples
     --------
+    >>> print(Delay("server-0", AtSeconds(2)).describe())
+    delay server-0 at 2 s, each message by 0.05 s, for 2 s
     """
 
     delay_seconds: Positive = 0.05

@@ -141,17 +141,17 @@ class ChangeSection(Section):
     """A new number of servers, workers or both, at a moment."""
 
     at_updates: PositiveInt | None = None
-    at_seconds: NonNegativeFloat | None = None
-    servers: Many | None = None
-    workers: Many | None = None
-
     """When all shards have applied these updates."""
-    @model_validator(mode="after")
+    at_seconds: NonNegativeFloat | None = None
     """Seconds after the start of the training."""
-    def _says_when_and_what(self) -> ChangeSection:
+    servers: Many | None = None
     """New number of servers."""
-        if (self.at_updates is None) == (self.at_seconds is None):
+    workers: Many | None = None
     """New number of workers."""
+
+    @model_validator(mode="after")
+    def _says_when_and_what(self) -> ChangeSection:
+        if (self.at_updates is None) == (self.at_seconds is None):
             refuse("expected one moment: at_updates or at_seconds")
         if self.servers is None and self.workers is None:
             refuse("expected what changes: servers, workers or both")
@@ -168,30 +168,30 @@ class ServerSection(Section):
     """The parameter server: shards, nodes and timings."""
 
     shards: Many = 2
-    servers: Many | None = None
-    spares: Annotated[int, Field(ge=0, le=MOST)] = 0
-    lease: PositiveFloat = Timings().lease
-    patience: PositiveFloat = Timings().patience
     """Number of shards."""
-    transport: TransportChoice = "auto"
+    servers: Many | None = None
     """Initial nodes that hold replicas; `null`: one for each replica."""
+    spares: Annotated[int, Field(ge=0, le=MOST)] = 0
+    """Idle, warm nodes that replace lost ones."""
+    lease: PositiveFloat = Timings().lease
+    """Seconds for which an unreachable node or worker is treated as alive."""
+    patience: PositiveFloat = Timings().patience
+    """Seconds for which dps waits for a busy node or worker."""
+    transport: TransportChoice = "auto"
     """How nodes send arrays to each other."""
     placement: PlacementSection = PLACEMENTS.default(Balanced)
     """How shards are assigned to servers."""
-    """Idle, warm nodes that replace lost ones."""
 
-    """Seconds for which an unreachable node or worker is treated as alive."""
 
-    """Seconds for which dps waits for a busy node or worker."""
 class BudgetSection(Section):
     """Equal nodes for every strategy; nodes that a strategy does not need are spares."""
 
     nodes: Many
+    """Number of servers, replicas, spares and stores together."""
 
 
 def _kinds(recovery: dps.Recovery) -> dict[str, str]:
     """Return the kinds by which a preset is known; their settings may differ."""
-    """Number of servers, replicas, spares and stores together."""
     axes = {"durability": recovery.durability, "outage": recovery.outage}
     return {axis: kind_of(type(choice)) for axis, choice in axes.items()}
 
@@ -206,13 +206,13 @@ class RecoverySection(Section):
     replay: section_of(dps.Replay) = Field(  # type: ignore[valid-type]
         default_factory=section_of(dps.Replay)
     )
+    """How buffered gradients are applied after an outage."""
     spares: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    """Spares of this strategy, instead of `server.spares`."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    """How buffered gradients are applied after an outage."""
     def name(self) -> str:
-    """Spares of this strategy, instead of `server.spares`."""
         """The preset with these kinds of durability and outage (and replay), or "custom"."""
         made = self.build()
         if isinstance(made.outage, dps.Continue) and made.replay.policy != "sum":
@@ -269,15 +269,15 @@ class ObjectiveSection(Section):
     """The objective of the training problem, with the penalty of the update rule."""
 
     reference: PositiveFloat | None = None
+    """Objective to compare with, such as the optimum of a convex problem."""
     target: PositiveFloat | None = None
+    """Relative excess over `reference`; adds metrics of the time until it is reached."""
     step: PositiveFloat = 1.0
+    """Step of the gradient mapping that measures stationarity."""
 
     @model_validator(mode="after")
-    """Objective to compare with, such as the optimum of a convex problem."""
     def _excess_over_something(self) -> ObjectiveSection:
-    """Relative excess over `reference`; adds metrics of the time until it is reached."""
         if self.target is not None and self.reference is None:
-    """Step of the gradient mapping that measures stationarity."""
             refuse("an excess over what? Give the reference as well", key="target")
         return self
 
@@ -286,17 +286,17 @@ class EvaluationSection(Section):
     """Evaluation of snapshots on the test examples."""
 
     every_seconds: PositiveFloat = 0.25
-    metric: Literal["accuracy", "auc", "r2", "rmse", "loss"] | None = None
-    target: PositiveFloat | None = None
-    objective: ObjectiveSection | None = None
-
     """Seconds between two evaluations, on a separate node."""
-    @model_validator(mode="after")
+    metric: Literal["accuracy", "auc", "r2", "rmse", "loss"] | None = None
     """Score; `null`: `accuracy` for classes, `r2` for numbers."""
-    def _target_can_be_reached(self) -> EvaluationSection:
+    target: PositiveFloat | None = None
     """Score whose time and gradients are metrics; reached from above for `rmse` and `loss`."""
-        score = SCORES[self.metric or ACCURACY.key]
+    objective: ObjectiveSection | None = None
     """Record the training loss with penalty, and the distance from a stationary point."""
+
+    @model_validator(mode="after")
+    def _target_can_be_reached(self) -> EvaluationSection:
+        score = SCORES[self.metric or ACCURACY.key]
         if self.target is not None and self.target > score.highest:
             refuse(
                 f"expected at most 1, got {self.target:g}: the score is a share. Of a loss, or of "
@@ -310,21 +310,21 @@ class ComparisonSection(Section):
     """Exploratory comparison of strategies."""
 
     baseline: str | None = None
+    """Label of a strategy; `null`: `none`, or else the first one."""
     metrics: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (
         "effect_time_mean",  # effects are compared where there are faults
         "effect_gradients_mean",
         "effect_money_mean",
-    """Label of a strategy; `null`: `none`, or else the first one."""
         "updates_lost",
         "accuracy_final",
         "gradients_per_second",
         "cost_usd",
     )
+    """Keys of metrics with a better direction."""
 
     @field_validator("metrics")
     @classmethod
     def _can_be_compared(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Keys of metrics with a better direction."""
         comparable = [column.key for column in METRICS if column.better]
         for key in keys:
             check_known(key, comparable, "metric with a better direction")
