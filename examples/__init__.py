@@ -1,5 +1,5 @@
-"""The problems that parameter servers are for, written as a user of the library writes them.
+"""Complete problems for a parameter server, written as user programs.
 
-Unlike a workload, which is arithmetic for the experiments to train, each of these brings its data,
-its server and its training function, and an independent reference for what it reaches.
+Unlike a workload of an experiment, each example has its data, its server, its training function and
+an independent reference.
 """

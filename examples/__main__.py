@@ -1,6 +1,6 @@
 """The command `python -m examples NAME`: solves a problem, and compares it with its reference.
 
-README.md beside this names the keys of what it writes with `--json`.
+README.md in this folder documents the JSON document of `--json`.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def example(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Solve a problem with a parameter server, and compare with an independent reference.
-
-    Ends with code 1 where a target is missed.
+    """Solve a problem with a parameter server, and compare the result with an independent
+    reference. Exit with code 1 if a target is missed.
     """
     from examples.outcome import Task
 
@@ -84,13 +83,12 @@ def example(
 def solve_each(
     names: Sequence[str], folder: Path, solver: Callable[[str], Outcome]
 ) -> list[Outcome]:
-    """Solve one after the other; what is done is told and on the page, whatever comes of the next.
+    """Solve the examples in turn; print each result and add it to the page at once.
 
     Raises
     ------
     ConfigurationError
-        Nothing can be written to the folder, which shows before the first one, or the data of an
-        example cannot be used.
+        The folder cannot be written (checked first), or the data of an example cannot be used.
     """
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +104,7 @@ def solve_each(
 
 
 def told(name: str, outcome: Outcome, seconds: float) -> str:
-    """What came of an example, as text; its last line says whether the target is met."""
+    """Return the result of an example as text; the last line has the verdict."""
     lines = [
         f"{name}: {EXAMPLES[name]}",
         *outcome.notes,
@@ -117,7 +115,7 @@ def told(name: str, outcome: Outcome, seconds: float) -> str:
 
 
 def as_data(name: str, outcome: Outcome) -> dict[str, Any]:
-    """What came of an example, for JSON."""
+    """Return the result of an example for JSON."""
     found = {"reference_name" if key == "named" else key: v for key, v in asdict(outcome).items()}
     return {**found, "example": name, "excess": outcome.excess, "within_tolerance": outcome.met}
 
@@ -132,7 +130,7 @@ def verdict(outcome: Outcome) -> str:
 
 
 def write_page(outcomes: dict[str, Outcome], folder: Path) -> None:
-    """Write what came out as a page of Markdown, with the pictures in it."""
+    """Write the results as a page of Markdown, with their pictures."""
     parts = ["# Examples"]
     for name, outcome in outcomes.items():
         pictures = [f"![{path.stem}]({path.name})" for path in outcome.files if _is_picture(path)]

@@ -1,6 +1,6 @@
 """The update rule that steps along the sum of all workers' latest gradients.
 
-It is a rule of a user's own: any class with `slots` and `step` can be passed as `optimizer`.
+It shows a custom update rule: any class with `slots` and `step` can be passed as `optimizer`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ SUM = "sum"
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """Another rule, with the sum of everything that was pushed in the place of the gradient.
+    """Another rule, applied to the sum of all pushes instead of the gradient.
 
-    A worker pushes by how much its part of the gradient differs from what it pushed before, so that
-    the sum is that of every worker's latest part: incremental aggregated gradients (Blatt, Hero and
-    Gauchman 2007; with proximal steps Aytekin, Feyzmahdavian and Johansson 2016). Unlike steps with
-    each worker's part in turn, these come to rest at the optimum of the whole; and a worker that
-    leaves out a small change can make up for it later.
+    A worker pushes the change of its part of the gradient since its last push, so the sum is that
+    of every worker's latest part: incremental aggregated gradients (Blatt, Hero and Gauchman 2007;
+    with proximal steps Aytekin, Feyzmahdavian and Johansson 2016). Unlike steps with each worker's
+    part in turn, these come to rest at the optimum of the whole; and a worker that leaves out a
+    small change can make up for it later.
 
-    It stands or falls with exactly-once updates: one that is lost or enters twice stays in the sum.
+    It needs exactly-once updates: the error of a lost or repeated update stays in the sum.
 
     Parameters
     ----------
     rule
-        What to do with the sum.
+        Update rule for the sum.
     """
 
     rule: UpdateRule

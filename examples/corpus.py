@@ -1,7 +1,6 @@
-"""The text that topics are looked for in when the user has none: installed documentation.
+"""The default corpus of the topic model: the docstrings of installed packages.
 
-Docstrings are real text, and at hand wherever dps is. They are written as a file in the
-bag-of-words format, and read from there like any other.
+They are written as a file in the bag-of-words format, and read like any other corpus.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ MOST_OF_ALL = 0.25
 
 
 def write_corpus(folder: Path, documents: int, seed: int) -> Path:
-    """Write so many docstrings, chosen at random, as ``docword.docstrings.txt``; return its path.
+    """Write random docstrings as ``docword.docstrings.txt``; return its path.
 
     Raises
     ------
     ConfigurationError
-        There are not so many.
+        The installed packages have too few docstrings.
     """
     texts = _docstrings(documents, np.random.default_rng(seed))
     bags = [Counter(WORD.findall(text.lower())) for text in texts]
@@ -53,7 +52,7 @@ def write_corpus(folder: Path, documents: int, seed: int) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Documents as counts of words: int64, documents × words, and the word of each column."""
+    """Word counts, int64[documents, words], and the word of each column."""
 
     counts: csr_array
     words: tuple[str, ...]
@@ -123,7 +122,7 @@ def _docstrings_in(file: Path) -> Iterator[str]:
 
 
 def _vocabulary(bags: list[Counter[str]]) -> list[str]:
-    """The words that tell documents apart: neither rare nor everywhere, and no stop words."""
+    """Return the words that distinguish documents: no rare words, frequent words or stop words."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
     documents = Counter(word for bag in bags for word in bag)

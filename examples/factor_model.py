@@ -1,8 +1,8 @@
-"""What factors of users and items mean, what is to be least, and the reference for it.
+"""The factor model of users and items, its objective, and a reference solution.
 
 A user's row is (p, b), an item's (q, c): vectors of the same length and a bias each. The reference
-is alternating least squares: with all items' rows held fast, the best rows of users are solutions
-of small linear equations, and the other way round (Zhou et al. 2008).
+is alternating least squares: for fixed rows of all items, the best rows of users solve small linear
+equations, and vice versa (Zhou et al. 2008).
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def objective(users: Array, items: Array, values: Array) -> tuple[float, Array, 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """A row for each user and each item of the ratings, in the order of their keys."""
+    """Return a row for each user and each item of the ratings, in the order of their keys."""
 
     of: Prepared
     users: Array
     items: Array
 
     def rmse(self) -> float:
-        """The root of the mean square error on what is held out, in the ratings' own units."""
+        """Return the root mean square error on held-out ratings, in the units of the ratings."""
         errors = predict(*self._rows(self.of.held_out)) - self.of.held_out.values
         return float(self.of.scale * np.sqrt(np.mean(errors**2)))
 
     def objective(self) -> float:
-        """What is to be least, over all ratings that are learned from, for each of them."""
+        """Return the mean objective over the training ratings."""
         learn = self.of.learn
         return objective(*self._rows(learn), learn.values)[0] / len(learn)
 
@@ -73,7 +73,7 @@ class Factors:
 
 
 def alternate(start: Factors, sweeps: int) -> Factors:
-    """Solve for all users and then for all items, so many times, in one process."""
+    """Solve for all users and then for all items, repeatedly, in one process."""
     learn, found = start.of.learn, start
     user, item = start.of.positions(learn)
     shape = len(start.users), len(start.items)
@@ -93,9 +93,9 @@ def _best(rated: csr_array, rest: csr_array, others: Array) -> Array:
     Parameters
     ----------
     rated
-        This side × the other side: how often the two are together.
+        This side × the other side: number of ratings of each pair.
     rest
-        The sums of their ratings, less the bias of the other side.
+        The sums of these ratings minus the bias of the other side.
     """
     facing = _facing(others)
     length = facing.shape[1]
@@ -106,5 +106,5 @@ def _best(rated: csr_array, rest: csr_array, others: Array) -> Array:
 
 
 def _facing(rows: Array) -> Array:
-    """Rows with 1 in the place of the bias: what a row of the other side is multiplied with."""
+    """Return rows with 1 instead of the bias, the factors of a row of the other side."""
     return np.concatenate([rows[:, :-1], np.ones_like(rows[:, -1:])], axis=1)

@@ -1,12 +1,12 @@
 """Matrix factorisation with a sparse table of users and one of items.
 
-A rating is to be near b + c + p·q, where (p, b) is the row of its user and (q, c) that of its item:
-vectors and biases (`examples.factor_model` has the objective). Rows are kept under whatever
-keys the data has, and exist from their first push on.
+The prediction of a rating is b + c + p·q, where (p, b) is the row of its user and (q, c) that of
+its item: vectors and biases (`examples.factor_model` has the objective). Rows have the keys of the
+data, and exist after their first push.
 
-Users are spread over workers. A worker reads only the rows that its batch of ratings is about, and
-pushes the gradients of these alone. The server steps with AdaGrad, as rows come up at very
-different rates. The penalty counts for each rating, so that no gradient is due for other rows.
+Users are spread over workers. A worker reads only the rows of its batch of ratings, and pushes
+their gradients. The server uses AdaGrad, because the rates of updates differ between rows. The
+penalty belongs to each rating, so other rows have no gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SWEEPS = 30  # of the reference
 
 
 def train(source: RatingSource, steps: int, size: int, worker: Worker) -> float:
-    """Push gradients of batches of this worker's users; return how many rows a step was about."""
+    """Push gradients of batches of this worker's users; return the mean rows of a step."""
     ratings = prepare(source).share(worker.index, worker.workers)
     rng = np.random.default_rng([source.seed, 2, worker.index])
     chosen, about = batches(rng, len(ratings), min(size, len(ratings))), 0
@@ -54,7 +54,7 @@ def train(source: RatingSource, steps: int, size: int, worker: Worker) -> float:
 
 
 def tables(seed: int, length: int) -> tuple[SparseSpec, SparseSpec]:
-    """Rows begin as small random numbers: where all are 0, the gradient of p and q is 0."""
+    """Return a table with small random rows: for zeros, the gradient of p and q is 0."""
     users, items = Normal(0.1, 2 * seed), Normal(0.1, 2 * seed + 1)
     return (
         SparseSpec("users", length + 1, initial=users),

@@ -2,9 +2,9 @@
 
 Each token has a topic. The topic of a token in document d of word w is drawn from its distribution
 given the topics of all other tokens, p(k) ∝ (n_dk + α)·(n_wk + β) / (n_k + V·β), with the counts
-without the token itself (Griffiths and Steyvers 2004). Some documents are gone through side by
-side: the i-th tokens of all of them are drawn at once, so the word counts that one sees lack the
-others' draws of that step. With one document at a time it is the plain sampler.
+without the token itself (Griffiths and Steyvers 2004). Several documents are sampled at once: the
+i-th tokens of all of them are drawn together, from word counts that lack the draws of that step.
+With one document at a time it is the plain sampler.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Priors:
 
 @dataclass(eq=False)
 class _Batch:
-    """Documents that are gone through side by side, the longest first.
+    """Documents that are sampled at once, the longest first.
 
-    `words` and `topics` have an array for each position, of the documents that are so long.
+    `words` and `topics` have an array for each position, with the documents that have one.
     """
 
     words: list[Integers]
@@ -43,7 +43,7 @@ class _Batch:
 
 
 class Sampler:
-    """The tokens of some documents and their topics, drawn anew with each sweep.
+    """The tokens of some documents and their topics, which each sweep redraws.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ class Sampler:
     priors
         α and β.
     rng
-        What all draws are from.
+        Random generator of all draws.
     at_once
-        How many documents to go through side by side.
+        Number of documents to sample at once.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Sampler:
         return _Batch(words, topics, in_document)
 
     def word_topics(self) -> Array:
-        """How many tokens of each word have each topic: words × topics."""
+        """Return the number of tokens of each word with each topic: words × topics."""
         flat = np.zeros(self._size[0] * self._size[1])
         for batch in self._batches:
             for words, topics in zip(batch.words, batch.topics, strict=True):
@@ -103,7 +103,7 @@ class Sampler:
         Parameters
         ----------
         word_topics
-            n_wk over all documents, these included: words × topics. It is kept up to date.
+            n_wk over all documents, these included: words × topics. It is updated.
         """
         flat, totals = word_topics.reshape(-1), word_topics.sum(axis=0)
         for batch in self._batches:
@@ -129,7 +129,7 @@ class Sampler:
 
 
 def tokens_of(counts: csr_array, rng: np.random.Generator) -> list[Integers]:
-    """The words of each document, each as often as it is there, in random order."""
+    """Return the tokens of each document, in random order."""
     return [
         rng.permutation(np.repeat(counts.indices[begin:end], counts.data[begin:end])).astype(
             np.int64
@@ -139,12 +139,12 @@ def tokens_of(counts: csr_array, rng: np.random.Generator) -> list[Integers]:
 
 
 def perplexity(topics: Array, counts: csr_array, prior: float, rng: np.random.Generator) -> float:
-    """How many words it is as if each held-out word had been chosen from: less is better.
+    """Return the perplexity of held-out documents: lower is better.
 
-    Half of each document's tokens, drawn at random, say which topics it has (100 steps of
-    expectation maximisation with the topics fixed, and a Dirichlet prior); the other half is what
-    the perplexity is of: exp(−mean log p(word)). Any topics can be given to this estimator, however
-    they were found (document completion: Wallach et al. 2009, section 5).
+    A random half of each document's tokens determines its topics (100 steps of expectation
+    maximisation with fixed topics and a Dirichlet prior). The perplexity, exp(−mean log p(word)),
+    is that of the other half. The estimator accepts topics of any origin (document completion:
+    Wallach et al. 2009, section 5).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Images and the patches that are cut out of them: Fashion-MNIST, digits, or a user's file."""
+"""Patches of images, from Fashion-MNIST, digits or the user's file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Images = npt.NDArray[np.uint8]
 class PatchSource:
     """Patches: `count` of `size` × `size` pixels, from the images of a file.
 
-    Without a file they are from Fashion-MNIST where that is installed, else from scikit-learn's
+    Without a file, they are from Fashion-MNIST if it is installed, otherwise from scikit-learn's
     digits.
     """
 
@@ -31,7 +31,7 @@ class PatchSource:
 
     @property
     def named(self) -> str:
-        """What the images are."""
+        """Name of the images."""
         if self.path is not None:
             return str(self.path)
         return "Fashion-MNIST" if fashion() else "digits, as Fashion-MNIST is not installed"
@@ -57,7 +57,7 @@ class PatchSource:
 
 
 def images_of(path: Path | None) -> Images:
-    """Return grey images, images × height × width: of an idx or npz file, or else the digits."""
+    """Return grey images, images × height × width, from an idx or npz file, or the digits."""
     if path is None:
         from sklearn.datasets import load_digits
 
@@ -78,6 +78,6 @@ def images_of(path: Path | None) -> Images:
 
 
 def fashion() -> Path | None:
-    """Return the file of Fashion-MNIST's images, where that is installed."""
+    """Return the file of Fashion-MNIST's images, if it is installed."""
     folder = find(None)
     return None if folder is None else path_of(folder, IMAGES["train"])

@@ -1,16 +1,16 @@
 """L1-regularised logistic regression by delayed block proximal gradient descent.
 
-P(w) = (1/N)·Σ log(1 + exp(−yᵢ·xᵢᵀw)) + λ·‖w‖₁ is to be least; the intercept is the weight of a
+The objective is P(w) = (1/N)·Σ log(1 + exp(−yᵢ·xᵢᵀw)) + λ·‖w‖₁. The intercept is the weight of a
 column of ones and is penalised like the others, as in liblinear. It is the first problem of Li et
-al. (OSDI 2014, section 5.1; NIPS 2014): examples are spread over workers, features are cut into
-blocks, and each worker goes through the blocks and pushes its part of a block's gradient, at
-weights that may lack the other workers' latest steps.
+al. (OSDI 2014, section 5.1; NIPS 2014): examples are divided over workers, and features into
+blocks. Each worker pushes its part of the gradient of one block after the other, at weights that
+may lack the other workers' latest steps.
 
-A worker pushes by how much its part has changed, and the server steps along the sum of all parts
-(`Aggregated`). The KKT filter leaves out an element while its weight is zero and its gradient, as
-far as one worker can tell, too small to change that. The change is not lost but becomes a part of
-the next one that is pushed; and as a single worker may be wrong, all is pushed now and then. Most
-weights stay at zero, so that what workers pull is sent in little as well, exactly.
+A worker pushes the change of its part, and the server steps along the sum of all parts
+(`Aggregated`). The KKT filter withholds an element while its weight is zero and the worker's
+gradient is too small to change that. The change is not lost: it becomes a part of the next pushed
+one. Because a single worker may be wrong, everything is pushed from time to time. Most weights stay
+zero, so exact pulls are also small.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ LARGE = Synthetic(1_000_000, 1_000_000)
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a worker has to say in the end.
+    """The result of a worker.
 
-    `known` is what the server has of its gradient, `pushed` how many elements it has pushed in all.
+    `known` is its gradient as the server has it, `pushed` the number of elements that it has
+    pushed.
     """
 
     known: Arrays
@@ -65,7 +66,7 @@ class Trained:
 
 
 def train(spread: Spread, penalty: float, before: list[Trained], worker: Worker) -> Trained:
-    """Go through the blocks `SWEEPS` times, from where this worker has got to before."""
+    """Process the blocks `SWEEPS` times, continuing from the worker's earlier result."""
     share = spread.share(worker.index)
     known, pushed = dict(before[worker.index].known), before[worker.index].pushed
     weights = worker.pull()
@@ -86,7 +87,7 @@ def train(spread: Spread, penalty: float, before: list[Trained], worker: Worker)
 
 
 def solve(client: Client, task: Task) -> Outcome:
-    """Train until the objective hardly falls any more, and compare with scikit-learn."""
+    """Train until the objective stops falling, and compare with scikit-learn."""
     source: Source = LARGE if task.size == "large" else Digits()
     spread = Spread.of(survey(task.data) if task.data else source, BLOCKS, task.workers)
     curvature, at_zero = spread.constants(client)
@@ -131,12 +132,11 @@ def solve(client: Client, task: Task) -> Outcome:
 
 
 def step_rule(curvature: Array, workers: int, penalty: float) -> DelayedProximal:
-    """Choose the step size by the paper's rule, from the curvature between the blocks.
+    """Return the step size by the paper's rule, from the curvature between the blocks.
 
     The server's sum has a worker's part of a block until that worker's next push of the block.
-    Meanwhile it pushes each block once, and so does every other worker, give or take what one may
-    be ahead. The blocks take turns, so L_cov is a mean over the blocks that change, for the block
-    that is affected most.
+    Until then, every worker pushes each block about once. So L_cov is the mean over the blocks that
+    change, for the most affected block.
     """
     delay = workers * len(curvature) + (workers - 1) * (2 * BOUND + 1)
     l_var, l_cov = float(curvature.diagonal().max()), float(curvature.mean(axis=1).max())
@@ -144,7 +144,7 @@ def step_rule(curvature: Array, workers: int, penalty: float) -> DelayedProximal
 
 
 def figures(spread: Spread, weights: Arrays, ended: list[Trained], sweeps: int) -> tuple[str, ...]:
-    """What else there is to say of the training."""
+    """Return notes on the training."""
     nonzero = sum(np.count_nonzero(array) for array in weights.values())
     pushed = sum(trained.pushed for trained in ended)
     left_out = 1 - pushed / (spread.workers * sweeps * spread.source.features)

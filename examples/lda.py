@@ -1,11 +1,11 @@
 """Latent Dirichlet allocation by distributed collapsed Gibbs sampling.
 
-Documents are spread over workers, who draw topics for their own tokens (`examples.gibbs`).
-How many tokens of each word have each topic is on the server: a worker goes once through its
-documents with the counts that it has read, then pushes by how much it has changed them, and reads
-what the others have changed meanwhile (approximate distributed LDA: Newman et al. 2009). Changes of
-counts commute, so no order of pushes matters; but each must enter exactly once, or counts drift
-from the tokens. It is the third problem of Li et al. (OSDI 2014, section 5.2).
+Documents are divided over workers, which draw topics for their tokens (`examples.gibbs`). The
+server holds the number of tokens of each word with each topic. A worker processes its documents
+once with the counts that it has read, pushes their changes, and reads the changes of the others
+(approximate distributed LDA: Newman et al. 2009). Changes of counts commute, so the order of pushes
+does not matter, but each must be applied exactly once. It is the third problem of Li et al. (OSDI
+2014, section 5.2).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def train(path: Path, seed: int, worker: Worker) -> Array:
 
 
 def split(counts: csr_array) -> tuple[csr_array, csr_array]:
-    """Part documents into those to learn from and those held out."""
+    """Divide documents into training and held-out documents."""
     held_out = np.arange(counts.shape[0]) % HELD_OUT == HELD_OUT - 1
     return counts[~held_out], counts[held_out]
 
@@ -107,12 +107,12 @@ def solve(client: Client, task: Task) -> Outcome:
 
 
 def as_topics(counts: Array) -> Array:
-    """Rows of counts as distributions."""
+    """Return rows of counts as distributions."""
     return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 
 def scikit_learn(learn: csr_array, seed: int) -> Array:
-    """The topics that variational Bayes finds with the same priors, in one process."""
+    """Return the topics of variational Bayes with the same priors, in one process."""
     from sklearn.decomposition import LatentDirichletAllocation
 
     model = LatentDirichletAllocation(

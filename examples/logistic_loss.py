@@ -1,7 +1,7 @@
-"""The arithmetic of L1-logistic regression on examples that are spread over workers.
+"""The arithmetic of L1-logistic regression on examples that are divided over workers.
 
 With rows z (features times label, see `examples.sparse_data`), N examples in all and the
-scores m = z·w, it is about P(w) = (1/N)·Σ log(1 + exp(−m)) + λ·‖w‖₁.
+scores m = z·w, the objective is P(w) = (1/N)·Σ log(1 + exp(−m)) + λ·‖w‖₁.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALLEST = 10  # features, for which Lanczos iterations are worth it
 
 
 class Share:
-    """One worker's examples, held once, as a matrix for each piece and each block of features.
+    """One worker's examples, as a matrix for each piece and each block of features.
 
     Parameters
     ----------
@@ -55,12 +55,12 @@ class Share:
 
     @property
     def nbytes(self) -> int:
-        """What the examples take."""
+        """Memory of the examples, in bytes."""
         matrices = [matrix for piece in self._pieces for matrix in piece.values()]
         return sum(m.data.nbytes + m.indices.nbytes + m.indptr.nbytes for m in matrices)
 
     def follow(self, weights: Mapping[str, Array]) -> None:
-        """Bring the scores up to date with weights, by the columns whose weights changed."""
+        """Update the scores for new weights, by the columns whose weights changed."""
         for name, seen in self._seen.items():
             difference = weights[name] - seen
             changed = np.flatnonzero(difference)
@@ -73,14 +73,14 @@ class Share:
             self._seen[name] = weights[name]
 
     def gradient(self, name: str) -> Array:
-        """The gradient of this share's part of the mean loss, for one block."""
+        """Return this share's part of the gradient of the mean loss, for one block."""
         total = np.zeros(len(self._seen[name]))
         for scores, piece in zip(self._scores, self._pieces, strict=True):
             total -= piece[name].T @ expit(-scores)
         return total / self._examples
 
     def part(self) -> Part:
-        """What this share has to say about how good the weights are."""
+        """Return this share's part of the objective and its bound."""
         scores = np.concatenate([*self._scores, np.zeros(0)])
         gradient = np.concatenate([self.gradient(name) for name in self._seen])
         size = sum(float(np.abs(weights).sum()) for weights in self._seen.values())
@@ -135,7 +135,7 @@ class Part:
 
 
 def objective_and_bound(parts: Sequence[Part], penalty: float) -> tuple[float, float]:
-    """Return P(w), and a number that no weights can get below.
+    """Return P(w) and a lower bound of its minimum.
 
     The dual problem is to maximise (1/N)·Σ H(u), with the entropy H(u) = −u·log u − (1−u)·log(1−u),
     over u in [0, 1] for which no element of (1/N)·Σ u·z is beyond ±λ. Every such u gives a lower
@@ -155,7 +155,7 @@ def objective_and_bound(parts: Sequence[Part], penalty: float) -> tuple[float, f
 
 @dataclass(frozen=True)
 class Spread:
-    """Examples that are spread over workers, and features that are cut into blocks."""
+    """Examples divided over workers, and features divided into blocks."""
 
     source: Source
     blocks: dict[str, slice]
@@ -163,7 +163,7 @@ class Spread:
 
     @classmethod
     def of(cls, source: Source, blocks: int, workers: int) -> Spread:
-        """Cut the features into at most so many blocks of equal size, "w0", "w1" and so on."""
+        """Divide the features into at most `count` blocks of equal size, "w0", "w1" and so on."""
         blocks = min(blocks, source.features)
         cuts = [source.features * b // blocks for b in range(blocks + 1)]
         return cls(source, {f"w{b}": slice(*c) for b, c in enumerate(pairwise(cuts))}, workers)
@@ -181,13 +181,13 @@ class Spread:
         return Share(pieces, self.blocks, self.source.examples)
 
     def constants(self, client: Client) -> tuple[Array, Array]:
-        """How curved the loss is at most, and its gradient at w = 0.
+        """Return a bound of the curvature of the loss, and its gradient at w = 0.
 
         Returns
         -------
         curvature
-            How much the gradient of block b changes at most per unit of change of block c: blocks
-            × blocks, ‖Z_bᵀZ_c‖₂ / 4N; summed over the shares, which is no less than of the whole.
+            Maximum change of the gradient of block b per unit of change of block c: blocks ×
+            blocks, ‖Z_bᵀZ_c‖₂ / 4N, summed over the shares.
         gradient
             Of the mean loss, of all features.
         """
@@ -197,11 +197,11 @@ class Spread:
     def judge(
         self, client: Client, weights: Mapping[str, Array], penalty: float
     ) -> tuple[float, float]:
-        """`objective_and_bound` at these weights, from shares that are made or read afresh."""
+        """Return `objective_and_bound` at these weights, from new copies of the shares."""
         return objective_and_bound(self._on_nodes(client, _part, weights), penalty)
 
     def _on_nodes(self, client: Client, function: Any, *arguments: Any) -> list[Any]:
-        """Call a function for each share, on some node."""
+        """Call a function for each share, on any node."""
         shares = range(self.workers)
         calls = [client.submit(function, self, i, *arguments, pure=False) for i in shares]
         return list(client.gather(calls))
@@ -219,7 +219,7 @@ def _part(spread: Spread, index: int, weights: Mapping[str, Array]) -> Part:
 
 
 def liblinear(spread: Spread, penalty: float) -> Arrays:
-    """The weights that scikit-learn finds for the same problem, by another method."""
+    """Return the weights of scikit-learn for the same problem, by another method."""
     from sklearn.linear_model import LogisticRegression
 
     x = vstack(list(spread.source.share(0, 1)), format="csr")

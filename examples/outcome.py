@@ -1,4 +1,4 @@
-"""What every problem takes, and what comes out of it: how near to the reference it came."""
+"""The settings and the result of an example."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ PATIENT = Timings(lease=20.0)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a problem is run with.
+    """Settings of an example.
 
     Attributes
     ----------
     data
-        A file of the user's; None: the data that is at hand.
+        The user's file; None: the default data.
     size
         "small" takes seconds, "large" minutes.
     workers, shards
-        How many of each.
+        Number of each.
     recovery
         A preset of `ParameterServer`.
     seed
-        Of everything that is drawn.
+        Random seed.
     output
-        The folder for pictures and lists.
+        Folder for pictures and lists.
     """
 
     data: Path | None = None
@@ -43,22 +43,22 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was reached, beside what an independent reference reaches; less is better.
+    """The result of an example and of its independent reference; lower is better.
 
     Attributes
     ----------
     measure
-        What the numbers are, as "objective".
+        Name of the measure, such as "objective".
     reached, reference
-        The number of the problem, and of the reference.
+        Value of the example, and of the reference.
     named
-        What the reference is.
+        Name of the reference.
     tolerance
-        How much higher than the reference it may be, as a fraction of it.
+        Largest accepted excess over the reference, as a fraction of it.
     notes
-        What else there is to say, one line each.
+        Further results, one line each.
     files
-        What was written.
+        Paths of the written files.
     """
 
     measure: str
@@ -71,10 +71,10 @@ class Outcome:
 
     @property
     def excess(self) -> float:
-        """How much higher than the reference, as a fraction of it; below 0: lower."""
+        """Excess over the reference, as a fraction of it; below 0: lower."""
         return self.reached / self.reference - 1
 
     @property
     def met(self) -> bool:
-        """Whether the target is met; a number that is no number is not."""
+        """Whether the target is met; NaN does not meet it."""
         return self.excess <= self.tolerance

@@ -1,7 +1,6 @@
-"""The ratings that are factorised: a user's file, or pixels of images of which some are known.
+"""The ratings to factorise: the user's file, or pixels of images.
 
-An image "rates" its pixels: from some of them, and all other images, its other pixels are to be
-told. Real ratings are nothing that an installation has; images are.
+By default, an image "rates" its pixels, because an installation has images but no ratings.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Ratings:
-    """What users gave items: users and items are int64 from 0, values float64 and finite."""
+    """Ratings of items by users: users and items are int64 from 0, values float64 and finite."""
 
     users: Integers
     items: Integers
@@ -43,7 +42,7 @@ class Ratings:
         return len(self.values)
 
     def part(self, which: npt.NDArray[Any]) -> Ratings:
-        """Some of them, by their positions or a mask."""
+        """Return some of them, by their positions or a mask."""
         return Ratings(self.users[which], self.items[which], self.values[which])
 
 
@@ -53,8 +52,8 @@ def read_ratings(path: Path) -> Ratings:
     Raises
     ------
     ConfigurationError
-        The file cannot be read, a column is missing, or something in it is no whole number from 0
-        or no finite rating; the message has its place.
+        The file cannot be read, a column is missing, or a value is invalid; the message has its
+        place.
     """
     table = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
     there, chosen = [*table.frame.columns], []
@@ -75,7 +74,7 @@ def read_ratings(path: Path) -> Ratings:
 
 @dataclass(frozen=True, slots=True)
 class RatingSource:
-    """A file of ratings, or pixels of scikit-learn's digits, if `large` of Fashion-MNIST."""
+    """A file of ratings, or pixels of scikit-learn's digits; if `large`, of Fashion-MNIST."""
 
     path: Path | None = None
     large: bool = False
@@ -83,7 +82,7 @@ class RatingSource:
 
     @property
     def named(self) -> str:
-        """What it is."""
+        """Name of the source."""
         if self.path is not None:
             return str(self.path)
         return "Fashion-MNIST" if self.large and fashion() else "digits"
@@ -91,7 +90,7 @@ class RatingSource:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Ratings to learn from and ratings held out, both shifted and scaled alike.
+    """Training ratings and held-out ratings, with the same shift and scale.
 
     Attributes
     ----------
@@ -100,7 +99,7 @@ class Prepared:
     held_out
         Only of users and items that are in `learn`.
     scale
-        What one unit of the values was.
+        Original size of one unit of the values.
     users, items
         The keys in `learn`, sorted, each once.
     """
@@ -113,17 +112,17 @@ class Prepared:
 
     @property
     def error_of_mean(self) -> float:
-        """The root mean square error on what is held out of saying the mean, unscaled."""
+        """Root mean square error of the mean on held-out ratings, unscaled."""
         return float(self.scale * np.sqrt(np.mean(self.held_out.values**2)))
 
     def positions(self, ratings: Ratings) -> tuple[Integers, Integers]:
-        """Where the user and the item of each rating are in `users` and `items`."""
+        """Return the index of the user and item of each rating in `users` and `items`."""
         return np.searchsorted(self.users, ratings.users), np.searchsorted(
             self.items, ratings.items
         )
 
     def share(self, index: int, workers: int) -> Ratings:
-        """What one of the workers learns from: all ratings of every `workers`-th user."""
+        """Return the share of a worker: all ratings of every `workers`-th user."""
         return self.learn.part(np.searchsorted(self.users, self.learn.users) % workers == index)
 
 
@@ -133,7 +132,7 @@ def prepare(source: RatingSource) -> Prepared:
     Raises
     ------
     ConfigurationError
-        The file cannot be read, something is wrong in it, or there is nothing to tell apart.
+        The file cannot be read or is invalid, or all ratings are equal.
     """
     ratings = read_ratings(source.path) if source.path else _pixels(source)
     out = np.random.default_rng(source.seed).permutation(len(ratings)) % HELD_OUT == 0
@@ -154,7 +153,7 @@ def prepare(source: RatingSource) -> Prepared:
 
 
 def _pixels(source: RatingSource) -> Ratings:
-    """Some pixels of each image: the image is the user, the pixel the item, its grey the rating."""
+    """Return some pixels of each image: image as user, pixel as item, grey value as rating."""
     images = images_of(fashion() if source.large else None)
     flat = images.reshape(len(images), -1)
     rng = np.random.default_rng([source.seed, 1])

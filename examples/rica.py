@@ -1,11 +1,11 @@
 """RICA (reconstruction ICA) of image patches.
 
-F(W) = (1/N)·Σ ½·‖WᵀW·xᵢ − xᵢ‖² + λ·Σⱼ √((wⱼ·xᵢ)² + ε) over whitened patches x is to be least: rows
-of W become filters that respond rarely, and still explain the patches (Le et al. 2011). It is the
-second problem of Li et al. (NIPS 2014, section 5.2), with a loss that is not convex. Workers push
-gradients of batches of their own patches, and the server steps with Adam; the last batches are
-large, so that the weights come to rest. With gradients that miss a few steps Adam would keep
-circling around the minimum at this learning rate: the rounds are synchronous.
+F(W) = (1/N)·Σ ½·‖WᵀW·xᵢ − xᵢ‖² + λ·Σⱼ √((wⱼ·xᵢ)² + ε) over whitened patches x is the objective:
+rows of W become filters that respond rarely and still explain the patches (Le et al. 2011). It is
+the second problem of Li et al. (NIPS 2014, section 5.2), with a loss that is not convex. Workers
+push gradients of batches of their own patches, and the server steps with Adam; the last batches are
+large, so that the weights converge. The rounds are synchronous: with stale gradients, Adam would
+circle around the minimum at this learning rate.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def objective(filters: Array, x: Array) -> tuple[float, Array]:
 
 
 def initial(source: PatchSource, filters: int) -> Array:
-    """Filters in random directions, of the length at which patches are about reconstructed."""
+    """Return filters in random directions, of a length that about reconstructs the patches."""
     components = source.patches()[0].shape[1]
     return random_filters(np.random.default_rng([source.seed, 1]), filters, components)
 
@@ -69,7 +69,7 @@ def train(source: PatchSource, plan: Plan, worker: Worker) -> None:
 
 
 def check(task: Task) -> None:
-    """Refuse images that no patch can be cut out of, without solving anything."""
+    """Refuse images that are smaller than a patch, without solving anything."""
     _source(task).images()
 
 
@@ -108,7 +108,7 @@ def solve(client: Client, task: Task) -> Outcome:
 
 
 def l_bfgs(start: Array, x: Array) -> float:
-    """The objective that scipy reaches from the same filters, in one process on all patches."""
+    """Return the objective of scipy from the same filters, in one process on all patches."""
     from scipy.optimize import minimize
 
     def flat(values: Array) -> tuple[float, Array]:
@@ -120,7 +120,7 @@ def l_bfgs(start: Array, x: Array) -> float:
 
 
 def draw(patterns: Array, path: Path) -> None:
-    """Draw what each filter stands for, as one picture of square tiles.
+    """Draw the pattern of each filter, as one picture of square tiles.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def draw(patterns: Array, path: Path) -> None:
 
 
 def _grey(patterns: Array) -> Array:
-    """Patterns from 0 to 1, where 0.5 is no change."""
+    """Return patterns from 0 to 1, where 0.5 is no change."""
     largest = np.abs(patterns).max(axis=1, keepdims=True)
     grey: Array = 0.5 + 0.5 * patterns / np.where(largest > 0, largest, 1)
     return grey

@@ -1,8 +1,8 @@
-"""The examples of two classes that L1-logistic regression is shown on, each in pieces.
+"""The data sets of L1-logistic regression: examples of two classes, in pieces.
 
-Every row is an example's features and, where there is an intercept, a last column with a constant,
-all times the example's label, −1 or +1: the loss of an example is then log(1 + exp(−row·w)). A
-worker makes its own share piece by piece, or reads a file and keeps its own share.
+A row has an example's features and perhaps a constant for the intercept, multiplied with the
+example's label, −1 or +1. So the loss of an example is log(1 + exp(−row·w)). A worker generates its
+share piece by piece, or reads a file and keeps its share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = npt.NDArray[np.float64]
 
 
 class Source(Protocol):
-    """Where examples come from. Implementations can be pickled.
+    """Source of examples. Implementations can be pickled.
 
     `features` counts the intercept's column as well, and `examples` those of all workers together.
     """
@@ -84,9 +84,9 @@ class Synthetic:
     Parameters
     ----------
     examples, features
-        How many.
+        Numbers of examples and features.
     seed
-        Of all draws.
+        Random seed.
     nonzeros
         Features of an example; those that are drawn twice are summed.
     piece
@@ -116,7 +116,7 @@ class Synthetic:
             yield _signed(x, np.where(positive, 1.0, -1.0))
 
     def _truth(self) -> Array:
-        """The weights that labels are drawn with."""
+        """Return the weights of the logistic model of the labels."""
         rng = np.random.default_rng(self.seed)
         truth = np.zeros(self.features)
         chosen = self._column(np.arange(min(WEIGHTS, self.features), dtype=np.int64))
@@ -124,7 +124,7 @@ class Synthetic:
         return truth
 
     def _column(self, rank: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where the features of these ranks, from 0, stand: anywhere, so that blocks are alike."""
+        """Return the columns of features of these ranks, from 0, spread evenly over the blocks."""
         return rank * STRIDE % self.features
 
 
@@ -132,8 +132,8 @@ class Synthetic:
 class File:
     """The examples of a file, as `survey` found them; of two labels the larger one is +1.
 
-    The intercept's column has a `constant` that is as large as the largest feature is in the root
-    mean square: with another scale, it alone would say how small the steps must be.
+    The intercept's column has a `constant` equal to the largest root mean square of a feature. With
+    another scale, it alone would limit the step size.
     """
 
     path: Path
@@ -151,12 +151,12 @@ class File:
 
 
 def survey(path: Path) -> File:
-    """Read a file once, keeping nothing of it but what must be known before it is shared out.
+    """Read a file once, and return the properties that all workers need.
 
     Raises
     ------
     ConfigurationError
-        There is something wrong in it, or its labels are not of two kinds.
+        The file is invalid, or its labels do not have two values.
     """
     found = _read(path)
     labels = np.unique(found.y).tolist()

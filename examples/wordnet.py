@@ -1,4 +1,4 @@
-"""WordNet's glosses as a sparse set of real data: those of nouns, against those of other words.
+"""WordNet's glosses as a sparse data set: those of nouns against those of other words.
 
 `python -m examples.wordnet FOLDER FILE` writes them in svmlight's format, for `python -m examples
 l1_logistic --data FILE`. FOLDER has WordNet's `data.noun`, `data.verb`, `data.adj` and `data.adv`,
@@ -27,7 +27,7 @@ def glosses(folder: Path) -> Iterator[tuple[str, list[str]]]:
     Raises
     ------
     ConfigurationError
-        A file is missing, or is none of WordNet's.
+        A file is missing, or is not a file of WordNet.
     """
     for part, label in PARTS.items():
         path = folder / f"data.{part}"
@@ -47,9 +47,9 @@ def glosses(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def write_svmlight(folder: Path, target: Path) -> tuple[int, int, int]:
-    """Write the examples; return how many there are, of how many features, with how many entries.
+    """Write the examples; return the numbers of examples, features and entries.
 
-    They are mixed, so that no part of the file has examples of one class alone.
+    They are mixed, so that every part of the file has examples of both classes.
     """
     found = list(glosses(folder))
     counts = Counter(word for _, words in found for word in words)
@@ -65,14 +65,14 @@ def write_svmlight(folder: Path, target: Path) -> tuple[int, int, int]:
 
 
 def _mixed(found: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """Go through all of them in strides."""
+    """Yield all of them in strides."""
     stride = max(1, int(len(found) ** 0.5))
     for first in range(stride):
         yield from found[first::stride]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write what the command line asks for, and say what it is."""
+    """Write the file that the command line names, and print its size."""
     if len(arguments) != 2:
         print("usage: python -m examples.wordnet FOLDER FILE.svm", file=sys.stderr)
         return 2
