@@ -260,21 +260,20 @@ _IDENTITY: dict[str, tuple[Callable[[Trial], Value], str]] = {
     "digest": (lambda t: t.identity.digest, "Short hash of the trial's whole configuration."),
     "score": (
         lambda t: t.score.key,
-        "What the model is scored by, as `evaluation.metric` names it: all that says accuracy is "
-        "of it. More is better of “accuracy”, “auc” and “r2”, less of “rmse” and “loss”.",
+        "Score of the model, `evaluation.metric`; metrics with “accuracy” in their key refer to "
+        "it. Higher is better for “accuracy”, “auc” and “r2”, lower for “rmse” and “loss”.",
     ),
     "status": (
         lambda t: t.status[0],
         "“valid”; “invalid” when a planned fault did not happen (one of a random process or a "
-        "trace may be skipped), or a node was given up that no fault had struck; “failed” when the "
-        "trial ended in an error, lost a process by itself, or has no end. Only valid trials enter "
-        "statistics.",
+        "trace may be skipped), or a node without a fault was evicted; “failed” when the "
+        "trial ended in an error, lost a process without a fault, or has no end. Only valid trials "
+        "enter statistics.",
     ),
     "reason": (lambda t: t.status[1], "Why a trial is invalid or failed."),
     "failed_before": (
         lambda t: t.record.failed_before,
-        "Attempts at the trial that failed before this one, after which `dps run` tried it again; "
-        "their records are kept in `earlier`.",
+        "Attempts at the trial that failed before this one; their records are kept in `earlier`.",
     ),
 }
 IDENTITY = [
