@@ -122,7 +122,7 @@ class TrainingSection(Section):
         if self.updates % self.epochs:
             reason = f"expected a divisor of the {self.updates} updates: as many in each epoch"
             refuse(reason, key="epochs")
-        others = {"partition": "shared", "stop": "share", "local_steps": 1}
+        others = {"partition": "shared", "stop": "share"}
         for key, needed in others.items():
             if getattr(self, key) != needed:
                 refuse(f"expected {needed} with epochs", key=key)
@@ -132,9 +132,9 @@ class TrainingSection(Section):
         """Return the arguments of `ParameterServer.run` to lease data, if workers do so."""
         if self.epochs is None:
             return {}
-        examples = self.updates // self.epochs * self.batch_size
-        sizes = {"data": examples, "batch_size": self.batch_size, "epochs": self.epochs}
-        return {**sizes, "shuffle": seed, "lease": self.lease}
+        size = self.batch_size * self.local_steps
+        sizes = {"data": self.updates // self.epochs * size, "batch_size": size}
+        return {**sizes, "epochs": self.epochs, "shuffle": seed, "lease": self.lease}
 
 
 class ChangeSection(Section):

@@ -173,7 +173,7 @@ def batch_objection(training: TrainingSection, name: str, rows: int) -> str | No
     """Return why batches are too large for this number of rows of a data set; None: they fit."""
     by_class = training.partition == "by_class"
     each = rows // training.workers if by_class else rows
-    batches = training.updates // training.epochs if training.epochs else 1
+    batches = training.updates // training.epochs * training.local_steps if training.epochs else 1
     if training.batch_size * batches <= each:
         return None
     if batches > 1:

@@ -75,7 +75,7 @@ def train(
 
     updates: Iterable[Iterable[Array]] = (islice(order, training.local_steps) for _ in share)
     if leased is not None:
-        updates = ([batch] for batch in leased)
+        updates = (np.split(batch, training.local_steps) for batch in leased)
 
     def gradient(weights: Weights, batch: Array) -> tuple[float, Weights]:
         began = worker.now()

@@ -87,7 +87,8 @@ def _of_examples(name: str, trial: Trial) -> float | None:
     started = trial.record.of(TrainingStarted)
     if training.get("epochs") is None or not started or len(audits) < started[0].shards:
         return None
-    size, applied = training["batch_size"], min(audit.batches for audit in audits)
+    size = training["batch_size"] * training.get("local_steps", 1)
+    applied = min(audit.batches for audit in audits)
     counts: dict[str, float] = {
         "examples_applied": size * applied,
         "examples_lost": size * (training["updates"] - applied),

@@ -22,6 +22,7 @@ LEASED = {
     "batch_size": BATCH,
     "compute_seconds": 0.01,
 }
+LOCAL = {"local_steps": 4, "batch_size": BATCH // 4, "inner": {"kind": "sgd", "learning_rate": 0.1}}
 KILL = {"kind": "kill", "target": "worker-1", "at_updates": 30, "back_after": 0.5}
 PAUSE = {"kind": "pause", "target": "worker-1", "at_updates": 30, "seconds": 20.0}
 
@@ -35,8 +36,9 @@ PAUSE = {"kind": "pause", "target": "worker-1", "at_updates": 30, "seconds": 20.
         {"faults": [KILL, {**KILL, "target": "server-0", "at_updates": 60}], "recovery": "chain"},
         {"elastic": [{"at_updates": 20, "workers": 5}, {"at_updates": 90, "workers": 1}]},
         {"training": {**LEASED, "ahead": 2}, "consistency": {"kind": "ssp", "tau": 3}},
+        {"training": {**LEASED, **LOCAL}, "faults": [KILL], "recovery": "chain"},
     ],
-    ids=["still", "kill", "pause", "kills", "elastic", "ahead"],
+    ids=["still", "kill", "pause", "kills", "elastic", "ahead", "local"],
 )
 def test_every_example_is_applied_once_in_each_epoch(
     tmp_path: Path, changes: dict[str, Any]
