@@ -39,7 +39,7 @@ def section(name: str, command: Any) -> Iterator[str]:
     yield f"    {' '.join(['dps', name, *words, *options])}\n"
     yield f"{command.help}\n"
     if command.params:
-        yield "| parameter | |\n|---|---|"
+        yield "| parameter | description |\n|---|---|"
         for each in command.params:
             title = ", ".join(each.opts) if each not in arguments else each.name.upper()
             yield f"| `{title}` | {each.help or ''}{default(each)} |"
