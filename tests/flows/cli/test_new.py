@@ -203,7 +203,7 @@ def test_nothing_is_replaced(tmp_path: Path) -> None:
         (["mine", "--data", "good.csv"], "--target: expected a column of good.csv: "),
         (["mine", "--data", "good.csv", "--target", "lefft"], "did you mean 'left'?"),
         (["mine", "--data", "comma.csv", "--target", "y"], "line 2: column 'a' is '0,5', expected"),
-        (["mine", "--data", "pipe.csv", "--target", "y"], "pipe.csv cannot be read: It is a devi"),
+        (["mine", "--data", "pipe.csv", "--target", "y"], "pipe.csv cannot be read: Is a device"),
         (["mine", "--target", "y"], "--target and --task need --data"),
         (["mine", "--data", "a.svm", "--target", "y"], "whose lines begin with the target"),
     ],
