@@ -242,7 +242,6 @@ def _metric(key: str, label: str, unit: Unit, text: str) -> Metric:
         of_score=unit == "points",
         of_faults=True,
         of_effects=True,
-        level={"effect_time_mean": 2, "effect_training_seconds": 1}.get(key, 0),
     )
 
 

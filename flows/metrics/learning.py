@@ -27,7 +27,7 @@ def _scores(trial: Trial) -> list[float]:
     return [event.accuracy for event in trial.evaluations]
 
 
-@ACCURACY.metric("final accuracy", "%", "higher", of_score=True, whole=False, level=2)
+@ACCURACY.metric("final accuracy", "%", "higher", of_score=True, whole=False)
 def accuracy_final(trial: Trial) -> float | None:
     """Test accuracy: mean of the last 3 evaluations."""
     return _last_mean(_scores(trial))
@@ -62,7 +62,7 @@ def target_accuracy(trial: Trial) -> float | None:
     return target
 
 
-@ACCURACY.metric("time to target", "s", "lower", level=1)
+@ACCURACY.metric("time to target", "s", "lower")
 def target_seconds(trial: Trial) -> float | None:
     """From the start of the training to the first evaluation that is as good as the target; empty
     when never reached, and without a target.
@@ -70,7 +70,7 @@ def target_seconds(trial: Trial) -> float | None:
     return _since_start(trial, _target_reached(trial))
 
 
-@ACCURACY.metric("gradients to target", "count", "lower", level=1)
+@ACCURACY.metric("gradients to target", "count", "lower")
 def target_gradients(trial: Trial) -> int | None:
     """Gradients pushed until the first evaluation that is as good as the target."""
     reached = _target_reached(trial)
@@ -91,7 +91,7 @@ def target_usd(trial: Trial) -> float | None:
 # -- loss and objective ----------------------------------------------------------------------
 
 
-@ACCURACY.metric("final loss", "", "lower", whole=False, level=1)
+@ACCURACY.metric("final loss", "", "lower", whole=False)
 def loss_final(trial: Trial) -> float | None:
     """Test loss: mean of the last 3 evaluations; empty where one is not finite."""
     return _last_mean([event.loss for event in trial.evaluations])
@@ -120,7 +120,7 @@ def _objective_reached(trial: Trial) -> Evaluated | None:
     return next(near, None)
 
 
-@ACCURACY.metric("excess over the reference", "%", "lower", signed=True, whole=False, level=1)
+@ACCURACY.metric("excess over the reference", "%", "lower", signed=True, whole=False)
 def objective_excess(trial: Trial) -> float | None:
     """Final objective minus `evaluation.objective.reference`, in per cent of that."""
     final, (reference, _) = objective_final(trial), _wanted(trial)

@@ -9,11 +9,10 @@ is the key, its docstring the definition that reports show::
         return len(trial.pushed) / trial.seconds if trial.seconds else None
 
 The metric is then available in `--json`, CSV, claims, and the report's table of all metrics with
-definitions; if it has a `better` direction, also in the documentation's table of units. With
-`level=1` or `level=2` it is in the tables of trials and in MLflow as well. They have room for 25
-metrics and are full: lower the level of another metric to add one. Metrics that are attributes of
-one object, or differ only in a word (per role or link), are generated as `Metric` objects and added
-to the section. `flows.metrics.METRICS` lists the sections in order.
+definitions; if it has a `better` direction, also in the documentation's table of units.
+`flows.metrics.TRACKED` lists those in MLflow and the tables of trials. Metrics that are attributes
+of one object, or differ only in a word (per role or link), are generated as `Metric` objects and
+added to the section. `flows.metrics.METRICS` lists the sections in order.
 """
 
 from __future__ import annotations
@@ -67,8 +66,6 @@ class Metric:
         Whether it takes a record of the whole training: a trial that was resumed has no value.
     of_faults
         Whether a trial without faults never has a value.
-    level
-        Prominence: 1 for MLflow and the table of trials, 2 for the short tables as well.
     """
 
     key: str
@@ -83,7 +80,6 @@ class Metric:
     whole: bool = True
     of_faults: bool = False
     of_effects: bool = False
-    level: int = 0
 
     @property
     def shown_unit(self) -> str:

@@ -13,7 +13,7 @@ from flows.metrics.trial import Trial
 RECOVERY = Section()
 
 
-@RECOVERY.metric("faults met", "count", level=1)
+@RECOVERY.metric("faults met", "count")
 def faults(trial: Trial) -> int:
     """Faults that were carried out during the training, each on one node. Of faults by the clock
     (`at_seconds`, `every`, a trace) a longer training may meet more.
@@ -33,7 +33,7 @@ def _recoveries(trial: Trial) -> list[float]:
     return [outage.recovered - outage.began for outage in trial.outages]
 
 
-@RECOVERY.metric("outages", "count", "lower", level=1)
+@RECOVERY.metric("outages", "count", "lower")
 def outages(trial: Trial) -> int:
     """How often a shard was not served because of a fault, over all faults and shards. A fault
     that hits a shard that is down prolongs its outage.
@@ -47,7 +47,7 @@ def outages_unrecovered(trial: Trial) -> int:
     return sum(map(math.isinf, _recoveries(trial)))
 
 
-@RECOVERY.metric("downtime", "s", "lower", level=2)
+@RECOVERY.metric("downtime", "s", "lower")
 def downtime_seconds(trial: Trial) -> float:
     """For how long, from a fault on, at least one shard was not served during the training: the
     union of all outages.
@@ -118,7 +118,6 @@ RECOVERY += [
         text,
         attrgetter(f"loss.{part}_seconds"),
         of_faults=True,
-        level=part in ("detect", "restore", "rto"),
     )
     for part, (label, text) in _PARTS.items()
 ]

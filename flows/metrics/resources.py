@@ -84,7 +84,6 @@ def _used(role: str, what: str) -> Metric:
         "lower",
         text.format(nodes),
         lambda trial: total([s for s in trial.samples if role in ("all", s.role)]),
-        level=role == "all",
     )
 
 
@@ -109,7 +108,7 @@ def checkpoint_written_bytes(trial: Trial) -> int:
     return sum(written.nbytes for written in trial.record.of(CheckpointWritten))
 
 
-@RESOURCES.metric("stored", "MB", "lower", level=1)
+@RESOURCES.metric("stored", "MB", "lower")
 def stored_bytes(trial: Trial) -> int:
     """Checkpoints that are kept, the last ones of each shard, plus the most that state store and
     mailboxes held.
@@ -148,6 +147,6 @@ _COSTS = {
     ),
 }
 RESOURCES += [
-    Metric(key, label, "USD", "lower", text, attrgetter(path), level=2 * (key == "cost_usd"))
+    Metric(key, label, "USD", "lower", text, attrgetter(path))
     for key, (label, path, text) in _COSTS.items()
 ]

@@ -64,7 +64,6 @@ UPDATES += [
         attrgetter(f"ledger.{name}"),
         whole=name not in _AT_THE_END,
         of_faults=name == "lost_per_fault",
-        level=2 * (name in ("lost", "applied_twice")),
     )
     for name, text in _COUNTS.items()
 ]
@@ -141,7 +140,6 @@ def _staleness(rank: str, share: float, name: str, unit: Unit) -> Metric:
         lambda trial: nearest_rank(
             [getattr(row, field) for row in trial.applied if row.head], share
         ),
-        level=(rank, unit) == ("p99", "count"),
     )
 
 
@@ -186,7 +184,7 @@ def _over(fault: FaultTimes) -> float:
 # -- pace ------------------------------------------------------------------------------------
 
 
-@UPDATES.metric("training", "s", "lower", level=2)
+@UPDATES.metric("training", "s", "lower")
 def training_seconds(trial: Trial) -> float | None:
     """From the start of the workers until one of them last got an answer to a push."""
     return trial.seconds
@@ -200,7 +198,7 @@ def gradients_pushed(trial: Trial) -> int:
     return len(trial.pushed)
 
 
-@UPDATES.metric("gradients per second", "per second", "higher", level=1)
+@UPDATES.metric("gradients per second", "per second", "higher")
 def gradients_per_second(trial: Trial) -> float | None:
     """Gradients divided by the time of the training."""
     return len(trial.pushed) / trial.seconds if trial.seconds else None
@@ -222,7 +220,7 @@ def gradients_together(trial: Trial) -> float | None:
     return sum(began < t <= ended for t in trial.pushed.values()) / (ended - began)
 
 
-@UPDATES.metric("goodput", "per second", "higher", level=1)
+@UPDATES.metric("goodput", "per second", "higher")
 def goodput(trial: Trial) -> float | None:
     """Gradients in the final state, mean over the shards, divided by the time of the training."""
     if not trial.seconds:
@@ -230,7 +228,7 @@ def goodput(trial: Trial) -> float | None:
     return trial.ledger.applied / trial.record.of(TrainingStarted)[0].shards / trial.seconds
 
 
-@UPDATES.metric("workers idle", "%", "lower", level=1)
+@UPDATES.metric("workers idle", "%", "lower")
 def idle_share(trial: Trial) -> float | None:
     """Share of the workers' time, from first to last report, in which they did not compute a
     gradient (the emulated part counts as computing): they waited for the server or for each other.

@@ -23,11 +23,13 @@ from dps.observe.tracking import (
     Point,
     Writer,
     as_name,
+    flat,
     reason,
     store_errors,
     unavailable,
 )
 from flows.metrics import BY_KEY, TRACKED, Metric
+from flows.metrics.metric import SHARES
 from flows.metrics.outcome import Outcome
 from flows.metrics.score import Score
 from flows.records.record import Record
@@ -45,7 +47,6 @@ from flows.tracking.store import (
 )
 
 PREFIX = "dps/"
-MOST = 30  # metrics of a run
 KIND, DIRECTORY, RECORD, ORDER = "dps.kind", "dps.directory", "dps.record", "dps.order"
 TRIAL, STRATEGY, CONDITION, DIGEST = "dps.trial", "dps.strategy", "dps.condition", "dps.digest"
 PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"  # MLflow shows the note as description
@@ -105,7 +106,7 @@ class Tracker:
             mine = f"tags.`{DIRECTORY}` = '{self._own[DIRECTORY]}'"
             self._known = self._writer.find(mine)
             self._strategies = {
-                _place(tags): str(run.info.run_id)
+                _place(tags): run
                 for run in self._known
                 if (tags := run.data.tags)[KIND] == "strategy"
             }
@@ -152,10 +153,14 @@ class Tracker:
         record, outcome, own = done.record, done.outcome, done.outcome.identity
         shift = _shift(done)
         settings = record.started.settings if record.started else {}
+        # Parallel coordinates begin with the first params by name.
+        shared = {f"axis.{axis}": label for axis, label in own.labels.items()} | record.config
+        shared.pop("seed", None)
+        began, ended = record.events[0].t + shift, record.events[-1].t + shift
         tags = {
             **self._own,
             KIND: "trial",
-            PARENT: self._strategy(own.strategy, own.condition),
+            PARENT: self._strategy(own.strategy, own.condition, shared, began),
             TRIAL: own.trial,
             STRATEGY: own.strategy,
             CONDITION: own.condition,
@@ -169,19 +174,17 @@ class Tracker:
             "dps.parallel": str(settings.get("circumstances", {}).get("parallel", "")),
         }
         params = {
-            # Parallel coordinates begin with the first params by name.
-            **{f"axis.{axis}": label for axis, label in own.labels.items()},
+            **shared,
+            "seed": own.seed,
             "axis.seed": own.seed,
-            **record.config,
             "versions": record.started.versions if record.started else {},
         }
-        began, ended = record.events[0].t + shift, record.events[-1].t + shift
         set_tags = {name: text for name, text in tags.items() if text}
         run = self._writer.start(own.trial, set_tags, params, began)
         try:
-            curves = list(_curves(record, outcome, shift))
-            figures = figures_of(outcome, MOST - len({point.name for point in curves}))
-            self._writer.log(run, [*curves, *(Point(k, v, ended, 0) for k, v in figures.items())])
+            figures = (Point(k, v, ended, 0) for k, v in figures_of(outcome).items())
+            # The page of a run lists metrics in the order in which they were logged.
+            self._writer.log(run, [*figures, *_curves(record, outcome, shift)])
             self._client.log_artifact(run, str(done.events_file))
             self._client.log_dict(run, dict(outcome.row()), "figures.json")
             self._writer.end(run, outcome.valid, ended)
@@ -218,7 +221,7 @@ class Tracker:
             for number, group in enumerate(groups):
                 self._log_means(group, number, now)
             for place in self._strategies.keys() - {(g.strategy, g.condition) for g in groups}:
-                self._client.set_tag(self._strategies[place], KIND, EARLIER)
+                self._client.set_tag(self._strategies[place].info.run_id, KIND, EARLIER)
             for path in sorted(folder.iterdir()):
                 if path.is_file() and not path.name.startswith("."):
                     self._client.log_artifact(self.run_id, str(path))
@@ -242,8 +245,7 @@ class Tracker:
                 if TRIAL in run.data.tags:
                     self._client.set_tag(run.info.run_id, KIND, EARLIER)
                 continue
-            room = MOST - sum("/" in name for name in run.data.metrics)  # of curves
-            new = _changed(figures_of(done.outcome, room), run)
+            new = _changed(figures_of(done.outcome), run)
             t = done.record.events[-1].t + _shift(done)
             self._writer.log(run.info.run_id, [Point(k, v, t, 0) for k, v in new.items()])
 
@@ -263,7 +265,7 @@ class Tracker:
             "dps.trials": ", ".join(f"{n} {status}" for status, n in counts.items()),
         }
         self._writer.set(run, tags, {})
-        self._writer.end(run, bool(group.trials))
+        self._writer.end(run, bool(group.trials), now)
 
     def _describe(self, outcomes: Sequence[Outcome], folder: Path) -> None:
         """Describe the experiment and its run, unless a user has described the experiment."""
@@ -288,15 +290,26 @@ class Tracker:
         if experiment.tags.get(NOTE, "**Strategies:**").startswith("**Strategies:**"):
             self._client.set_experiment_tag(self._writer.experiment_id, NOTE, note)
 
-    def _strategy(self, strategy: str, condition: str) -> str:
-        """Return the run of a strategy in a condition, which is started if there is none."""
+    def _strategy(
+        self,
+        strategy: str,
+        condition: str,
+        settings: Mapping[str, Any] | None = None,
+        began: float | None = None,
+    ) -> str:
+        """Return the run of a strategy in a condition with these settings; start a missing one."""
         place = strategy, condition
-        if place not in self._strategies:
+        run = self._strategies.get(place)
+        if run is not None and settings is not None and run.data.params != flat(settings):
+            self._client.set_tag(run.info.run_id, KIND, EARLIER)  # params cannot be changed
+            run = None
+        if run is None:
             tags = {**self._own, KIND: "strategy", STRATEGY: strategy, CONDITION: condition}
             # Without axes, a strategy has the name of the experiment.
             name = "all seeds" if strategy == self._name else " · ".join(filter(None, place))
-            self._strategies[place] = self._writer.start(name, tags, {}, None)
-        return self._strategies[place]
+            started = self._writer.start(name, tags, settings or {}, began)
+            run = self._strategies[place] = self._client.get_run(started)
+        return str(run.info.run_id)
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
@@ -362,17 +375,14 @@ def deliver(
 
 
 def named_figures(score: Score) -> list[tuple[str, Metric]]:
-    """Return the figures that MLflow shows, with their names there; the most important first.
-
-    MLflow sorts metrics by name, so the names are numbered.
-    """
-    keys = [key for key in TRACKED if key != score.same_as]
-    return [(f"{n:02} {score.tracked(key)}", BY_KEY[key]) for n, key in enumerate(keys, 1)]
+    """Return the metrics of trials in MLflow, with their names there."""
+    shown = ((key, name) for key, name in TRACKED.items() if key != score.same_as)
+    return [(score.tracked(name), score.of(BY_KEY[key])) for key, name in shown]
 
 
-def figures_of(outcome: Outcome, most: int) -> dict[str, float]:
-    """Return those of the first figures that a trial has, by name; effects are in points."""
-    named = named_figures(outcome.score)[: max(0, most)]
+def figures_of(outcome: Outcome) -> dict[str, float]:
+    """Return the values of these metrics that a trial has, by name; shares are in per cent."""
+    named = named_figures(outcome.score)
     values = ((name, metric, _number(outcome, metric)) for name, metric in named)
     return {name: _scale(metric) * v for name, metric, v in values if v is not None}
 
@@ -383,7 +393,7 @@ def _number(outcome: Outcome, metric: Metric) -> float | None:
 
 
 def _scale(metric: Metric) -> float:
-    return 100.0 if metric.unit == "points" else 1.0
+    return 100.0 if metric.unit in SHARES else 1.0  # bars have two decimals
 
 
 def _changed(figures: Mapping[str, float], run: Any) -> dict[str, float]:
@@ -394,14 +404,16 @@ def _changed(figures: Mapping[str, float], run: Any) -> dict[str, float]:
 def _curves(record: Record, outcome: Outcome, shift: float) -> Iterator[Point]:
     """What workers reported and evaluators scored, over the versions of the weights."""
     for number in (number for event in record.events for number in numbers_of(event)):
-        name, kind = number.metric, "train"
+        name, kind, value = number.metric, "train", number.value
         if number.source == EVALUATOR:
-            name, kind = outcome.score.key if name == "accuracy" else name, "eval"
-            if (name, number.metric) == ("loss", "accuracy"):
-                continue  # there twice
+            kind = "eval"
+            if name == "accuracy":
+                name, value = outcome.score.key, value * (100 if outcome.score.share else 1)
+                if name == "loss":
+                    continue  # there twice
         if name != COMPUTE:
             step = number.step if number.step >= 0 else number.report
-            yield Point(as_name(f"{kind}/{name}"), number.value, number.t + shift, step)
+            yield Point(as_name(f"{kind}/{name}"), value, number.t + shift, step)
 
 
 def _shift(done: Finished) -> float:

@@ -17,7 +17,7 @@ from dps.errors import StoreUnavailable
 from dps.events import Evaluated
 from flows.config.claims import ClaimSection
 from flows.metrics.prices import load_prices
-from flows.metrics.score import ACCURACY
+from flows.metrics.score import SCORES
 from flows.records.record import read_record
 from flows.statistics.comparison import Questions, write_questions
 from flows.statistics.finished import Finished, finished, read_experiment
@@ -119,21 +119,32 @@ def test_a_run_for_each_strategy_and_condition_with_its_trials_as_children(
 
 
 def test_means_are_those_of_the_trials(tracked: Tracked) -> None:
-    name = next(n for n, m in named_figures(ACCURACY) if m.key == "accuracy_final")
+    name = "accuracy/final"
     values = [tracked.trial(f"chain.kill.seed-{n}").data.metrics[name] for n in (0, 1)]
     parent = tracked.strategy("chain", "kill")
     assert parent.data.metrics[name] == pytest.approx(sum(values) / 2)
     assert parent.data.tags["dps.trials"] == "2 valid"
 
 
+def test_strategies_have_the_settings_that_their_trials_share(tracked: Tracked) -> None:
+    own = tracked.trial("chain.kill.seed-0").data.params
+    shared = {k: v for k, v in own.items() if "seed" not in k and "versions" not in k}
+    assert tracked.strategy("chain", "kill").data.params == shared
+    assert shared["axis.recovery"] == "chain"
+
+
+def test_only_shares_are_in_per_cent() -> None:
+    for key, unit in {"auc": "points", "rmse": ""}.items():
+        assert dict(named_figures(SCORES[key]))[f"{key}/effect"].unit == unit
+
+
 def test_effects_are_in_points_and_all_other_figures_in_files(tracked: Tracked) -> None:
     trials = {d.outcome.identity.trial: d for d in read_experiment(tracked.folder, load_prices())}
     row = trials["none.kill.seed-0"].outcome.row()
     run = tracked.trial("none.kill.seed-0")
-    name = next(n for n in run.data.metrics if n.endswith("effect_time_mean"))
-    assert run.data.metrics[name] == pytest.approx(100 * row["effect_time_mean"])
+    assert run.data.metrics["accuracy/effect"] == pytest.approx(100 * row["effect_time_mean"])
     quiet = tracked.trial("none.no-fault.seed-0").data.metrics
-    assert not any("effect" in name for name in quiet)
+    assert not {"accuracy/effect", "training/extra_seconds"} & quiet.keys()
     path = tracked.client.download_artifacts(run.info.run_id, "figures.json")
     assert '"cost_usd"' in Path(path).read_text()
     [parent] = tracked.runs("experiment")
@@ -168,7 +179,9 @@ def test_curves_are_over_the_versions_of_the_weights(tracked: Tracked) -> None:
     record = read_record(tracked.folder / "stateless.kill.seed-0" / "events.jsonl")
     history = tracked.client.get_metric_history(run, "eval/accuracy")
     scores = record.of(Evaluated)
-    assert [(m.value, m.step) for m in history] == [(s.accuracy, round(s.updates)) for s in scores]
+    assert [(m.value, m.step) for m in history] == [
+        (100 * s.accuracy, round(s.updates)) for s in scores
+    ]
 
 
 def test_descriptions_have_strategies_and_verdicts(tracked: Tracked) -> None:
