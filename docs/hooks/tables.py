@@ -1,6 +1,6 @@
-"""Insert tables generated from the package: prices, and the units of metrics.
+"""Insert tables generated from the package: prices, and the metrics of experiments.
 
-A page marks the place with `<!-- prices -->` or `<!-- units -->`.
+A page marks the place with `<!-- prices -->` or `<!-- metrics -->`.
 """
 
 from __future__ import annotations
@@ -8,26 +8,31 @@ from __future__ import annotations
 from typing import Any
 
 from dps.core.names import NODE_ROLES
-from flows.metrics import METRICS
+from flows.metrics import SECTIONS, TRACKED
 from flows.metrics.prices import load_prices
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the marks of a page with tables."""
-    for mark, tables in {"<!-- prices -->": price_tables, "<!-- units -->": units_table}.items():
-        if mark in markdown:
-            markdown = markdown.replace(mark, tables())
+    for mark, tables in {"prices": price_tables, "metrics": metric_tables}.items():
+        if f"<!-- {mark} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {mark} -->", tables())
     return markdown
 
 
-def units_table() -> str:
-    """Return a table of the metrics that have a better direction, grouped by raw unit."""
-    keys: dict[str, list[str]] = {}
-    for metric in METRICS:
-        if metric.better:
-            keys.setdefault(metric.plain_unit or "none", []).append(f"`{metric.key}`")
-    rows = (_row(unit, ", ".join(names)) for unit, names in keys.items())
-    return "\n".join([_row("unit", "metrics"), _row("---", "---"), *rows])
+def metric_tables() -> str:
+    """Return a table of the metrics of each section, without columns that would be empty."""
+    lines = []
+    for title, section in SECTIONS.items():
+        rows = [("metric", "unit, better", "MLflow", "definition")]
+        for each in section:
+            tracked = TRACKED.get(each.key, "").replace("/", "/<wbr>")
+            unit = ", ".join(filter(None, (each.plain_unit, each.better)))
+            rows.append((f"`{each.key}`", unit, tracked, each.text))
+        columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+        head, *body = (_row(*cells) for cells in zip(*columns, strict=True))
+        lines += [f"## {title}\n", head, _row(*len(columns) * ["---"]), *body, ""]
+    return "\n".join(lines)
 
 
 def price_tables() -> str:

@@ -14,16 +14,17 @@ from flows.metrics.resources import RESOURCES
 from flows.metrics.trial import IDENTITY
 from flows.metrics.updates import UPDATES
 
-__all__ = ["BRIEF", "BY_KEY", "METRICS", "NOT_APPLICABLE", "TRACKED", "Metric"]
+__all__ = ["BRIEF", "BY_KEY", "METRICS", "NOT_APPLICABLE", "SECTIONS", "TRACKED", "Metric"]
 
-METRICS: tuple[Metric, ...] = (
-    *IDENTITY,
-    *EFFECTS,
-    *RECOVERY,
-    *ACCURACY,
-    *UPDATES,
-    *RESOURCES,
-)
+SECTIONS: dict[str, list[Metric]] = {
+    "Trial": IDENTITY,
+    "Effect of faults": EFFECTS,
+    "Recovery": RECOVERY,
+    "Score": ACCURACY,
+    "Updates": UPDATES,
+    "Resources": RESOURCES,
+}
+METRICS = tuple(metric for section in SECTIONS.values() for metric in section)
 BY_KEY: dict[str, Metric] = {metric.key: metric for metric in METRICS}
 # Metrics in the tables of trials, and their names in MLflow, which sorts metrics by name: the most
 # important come first. `system/` would come before all others. `results.csv` has all metrics.

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import dps
 from dps import errors
 from dps.core.names import NODE_ROLES
 from dps.events import Event
+from flows.config.experiment import schema
+from flows.metrics import METRICS
 from flows.metrics.prices import load_prices
 from tests.docs.pages import PAGES, ROOT
 
@@ -86,8 +89,31 @@ def test_the_tables_of_the_site_are_those_of_the_package() -> None:
             in shown
         )
     assert str(prices.gb_moved) in shown
-    shown = tables((ROOT / "docs/experiments/results.md").read_text())
-    assert "| per second | `gradients_per_second`, " in shown
+    shown = tables((ROOT / "docs/experiments/metrics.md").read_text())
+    for metric in METRICS:
+        assert f"| `{metric.key}` | " in shown
+
+
+def sections(node: Any) -> Iterator[dict[str, Any]]:
+    """The keys of every section in a JSON schema."""
+    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from sections(part)
+    if isinstance(node, dict) and isinstance(node.get("properties"), dict):
+        yield node["properties"]
+
+
+def test_every_key_of_a_configuration_is_described_in_the_reference() -> None:
+    page = (ROOT / "docs/experiments/keys.md").read_text()
+    lines = hook("keys").on_page_markdown(page).splitlines()
+    for keys in sections(schema()):
+        for key, node in keys.items():
+            if key == "kind":
+                kinds = node.get("enum", [node.get("const")])
+                assert all(any(f"`{kind}`" in line for line in lines) for kind in kinds)
+            else:
+                about = " ".join(node["description"].split()).replace("None", "`null`")
+                rows = [line for line in lines if line.startswith(f"| `{key}` | ")]
+                assert any(about in row.replace("\\|", "|") for row in rows), key
 
 
 def test_extras_are_installed_from_a_clone_wherever_it_is_said_how() -> None:
