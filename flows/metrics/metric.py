@@ -8,11 +8,11 @@ is the key, its docstring the definition that reports show::
         '''Gradients divided by the time of the training.'''
         return len(trial.pushed) / trial.seconds if trial.seconds else None
 
-The metric is then available in `--json`, CSV, claims, and the report's table of all metrics with
-definitions; if it has a `better` direction, also in the documentation's table of units.
-`flows.metrics.TRACKED` lists those in MLflow and the tables of trials. Metrics that are attributes
-of one object, or differ only in a word (per role or link), are generated as `Metric` objects and
-added to the section. `flows.metrics.METRICS` lists the sections in order.
+The metric is then available in `--json`, CSV, claims, and the tables of all metrics of the report
+and the documentation. `flows.metrics.TRACKED` lists those in MLflow and the tables of trials.
+Metrics that are attributes of one object, or differ only in a word (per role or link), are
+generated as `Metric` objects and added to the section. `flows.metrics.METRICS` lists the sections
+in order.
 """
 
 from __future__ import annotations
