@@ -1,15 +1,17 @@
 """Estimates of how long trials take: learnt from finished trials, otherwise guessed.
 
-A guess is made from the configuration alone. Once trials of the experiment have ended, guesses for
-the others are corrected by the error of the guesses for these.
+A guess is made from the configuration and the load of this machine. Once trials of the experiment
+have ended, guesses for the others are corrected by the error of the guesses for these.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import mean, median
 
+from dps.protocol.executor import available_cores
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial
 from flows.records.record import Record
@@ -47,7 +49,8 @@ class Durations:
         seen = self._seen.get(_key(trial.labels))
         if seen:
             return mean(seen)
-        return guess(trial.config) * (median(self._off) if self._off else 1.0)
+        busy = slowdown() if trial.config.cluster.shares_cores else 1.0
+        return guess(trial.config) * (median(self._off) if self._off else busy)
 
     def total(self, trials: Iterable[Trial], parallel: int) -> float:
         """Seconds that trials take in all, with `parallel` of them at once."""
@@ -55,8 +58,13 @@ class Durations:
         return max(sum(each) / parallel, max(each, default=0.0))
 
 
+def slowdown() -> float:
+    """Return the number of processes that want a core of this machine, per core; at least 1."""
+    return max(1.0, (1 + os.getloadavg()[0]) / available_cores())
+
+
 def guess(config: TrialConfig) -> float:
-    """Seconds of real time that a trial takes, by its configuration alone."""
+    """Seconds of real time that a trial takes on a quiet machine, by its configuration alone."""
     training = config.training
     if config.cluster.kind == "virtual":
         return training.updates * config.server.shards * VIRTUAL_UPDATE_SECONDS + TRACKING_SECONDS

@@ -13,6 +13,7 @@ from rich.text import Text
 from flows.config.trials import Trial
 from flows.metrics.outcome import Outcome
 from flows.monitor.estimate import TRACKING_SECONDS, Durations, about, trials_told
+from flows.quoting import first_few
 
 WARNING = "warning: "  # the beginning of such a line
 
@@ -66,7 +67,7 @@ class PlainView:
             at_once = f", {parallel} at once" if parallel > 1 else ""
             self.say(f"about {about(self.left())} ({basis}){at_once}")
         if skipped:
-            names = ", ".join(trial.name for trial in skipped)
+            names = first_few([trial.name for trial in skipped])
             self.say(f"recorded already, skipped: {names}")
         self._all = self._bars.add_task(
             experiment,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dps.protocol.executor import available_cores
 from flows.monitor.estimate import Durations, guess
 from tests.support.synthetic import demo_trials
 
@@ -27,6 +28,13 @@ def test_what_was_seen_counts_more_than_guesses() -> None:
     durations.note(first, 2 * guess(first.config))
     assert durations.of(same) == 2 * guess(first.config)
     assert durations.of(other) == pytest.approx(2 * guess(other.config))
+
+
+def test_a_busy_machine_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    durations, guessed = Durations(), guess(TRIALS[0].config)
+    for load, times in ((0.0, 1.0), (3.0 * available_cores() - 1, 3.0)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert durations.of(TRIALS[0]) == pytest.approx(times * guessed)
 
 
 def test_trials_at_once_take_as_long_as_the_longest_at_least() -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from dps.events import Detected, Killed
@@ -35,7 +36,10 @@ def play(view: PlainView, folder: Path) -> None:
         view.ended(trial, outcome(record, load_prices()))
 
 
-def test_plain_lines_tell_the_story_in_order(tmp_path: Path) -> None:
+def test_plain_lines_tell_the_story_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     out = io.StringIO()
     play(PlainView(Console(file=out, width=80)), tmp_path)
     lines = out.getvalue().splitlines()
