@@ -27,16 +27,14 @@ $(READY): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(READY)
 
-demo: setup ## run the main experiment on digits, print the comparison, write report.html
+demo: setup ## run the main experiment on digits, print its results, write results/demo/report.html
 	$(BIN)/dps run demo
-	$(BIN)/dps report demo --output report.html
 
 explore: setup ## the questions of demo with 40 seeds, 8 and 32 workers, on virtual time: 640 trials
 	$(BIN)/dps run explore
 
 fashion: setup fashion-data ## the same on Fashion-MNIST
 	$(BIN)/dps run fashion
-	$(BIN)/dps report fashion --output report-fashion.html
 
 # Debian has the data as a package; elsewhere dps downloads them, or says what to do.
 fashion-data:
@@ -176,8 +174,8 @@ lock: ## bring requirements.lock up to the newest releases
 ui: setup ## open the MLflow UI on loopback
 	$(BIN)/dps ui
 
-report: setup ## write report.html of the demo again, from its records
-	$(BIN)/dps report demo --output report.html
+report: setup ## write results/demo/report.html again, from the records
+	$(BIN)/dps report demo
 
 bench: setup ## time push and pull beside raw TCP, shared memory, a plain Dask actor and what else is installed
 	$(BIN)/python -m benchmarks transport
@@ -225,7 +223,7 @@ soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30), and check e
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
 
 clean: ## remove results, tracking store, caches and .venv
-	rm -rf $(VENV) results report.html report-fashion.html build *.egg-info
+	rm -rf $(VENV) results build *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find mlruns -mindepth 1 ! -name .gitignore -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows.config.claims import ClaimSection
-from flows.metrics.metric import SHARES
+from flows.metrics.metric import SHARES, Metric
 from flows.metrics.score import ACCURACY, Score
 from flows.quoting import first_few
 from flows.statistics import CONFIDENCE, FEWEST_SEEDS
@@ -17,6 +17,7 @@ NO_CLAIMS = (
     "everything below is exploratory."
 )
 FINE = 0.005  # an interval of shares narrower than half a point is written with two decimals
+LEAST_USD = 0.1  # smaller amounts are written in µUSD
 
 
 def title(claim: ClaimSection, score: Score = ACCURACY) -> str:
@@ -43,9 +44,22 @@ def smallest(claim: ClaimSection, score: Score = ACCURACY) -> str:
     if column.unit in SHARES:
         points = f"{100 * claim.smallest:.3g}"
         return f"{points} point{'s' * (points != '1')}"
-    number = column.format(claim.smallest)
+    (number,), unit = amounts(column, claim.smallest)
     number = number.rstrip("0").rstrip(".") if "." in number else number
-    return f"{number} {column.shown_unit}".rstrip()
+    return f"{number} {unit}".rstrip()
+
+
+def amounts(column: Metric, *values: float, finer: bool = False) -> tuple[list[str], str]:
+    """Return values of a metric as texts, and their unit."""
+    scale, unit = 1.0, "points" if column.unit in SHARES else column.shown_unit
+    if column.unit == "USD":
+        scale, unit = money(max(map(abs, values)))
+    return [column.format(scale * value, finer) for value in values], unit
+
+
+def money(most: float) -> tuple[float, str]:
+    """Return the scale and the unit for amounts of money of at most `most` USD."""
+    return (1.0, "USD") if most >= LEAST_USD else (1e6, "µUSD")
 
 
 def found(judged: JudgedClaim) -> str:
@@ -54,18 +68,15 @@ def found(judged: JudgedClaim) -> str:
     if difference is None:
         return ""
     finer = bounds is not None and 0 < bounds[1] - bounds[0] < FINE
-    unit = "points" if column.unit in SHARES else column.shown_unit
-    sign = "+" if difference.mean > 0 else ""
-    text = f"{sign}{column.format(difference.mean, finer)} {unit}".rstrip()
-    if bounds is not None and difference.n >= FEWEST_SEEDS:
-        low, high = (column.format(bound, finer) for bound in bounds)
+    (mean, *interval), unit = amounts(column, difference.mean, *(bounds or ()), finer=finer)
+    text = f"{'+' * (difference.mean > 0)}{mean} {unit}".rstrip()
+    if interval and difference.n >= FEWEST_SEEDS:
         level = f" at {100 * judged.decision.confidence:.3g}%" if judged.claims > 1 else ""
-        text += f" [{low}, {high}{level}]"
+        text += f" [{', '.join(interval)}{level}]"
     text += f", {difference.n} seed{'s' * (difference.n != 1)}"
     if judged.decision.corrected is not None:
         p = p_text(judged.decision.corrected)
-        text += f", p {p}" if p.startswith("<") else f", p = {p}"
-        text += " after correction" * (judged.claims > 1)
+        text += f", {'corrected ' * (judged.claims > 1)}p {'' if p.startswith('<') else '= '}{p}"
     return text
 
 

@@ -450,7 +450,7 @@ def cost(study: Study, condition: str) -> Drawing | None:
         for name, rows in (("control", controls), (condition, group)):
             if len(rows):
                 money, score = (_mean(list(rows[key])) for key in ("cost_usd", "accuracy_final"))
-                shown = _mean(list(study.trainings * rows["cost_usd"]))
+                shown = _mean(list(study.money[0] * rows["cost_usd"]))
                 _error_bar(axes, look, shown, score, rows is controls)
                 line.append((shown.mean, score.mean))
                 bounds = ((each.mean, each.low, each.high) for each in (money, score))
@@ -669,5 +669,5 @@ def _of_metric(study: Study, key: str, values: Sequence[float]) -> Interval:
 
 def _scale(study: Study, key: str) -> float:
     """Return what plain numbers are multiplied by for their unit in tables."""
-    scales = {"%": 100.0, "points": 100.0, "MB": 1e-6, "USD": float(study.trainings)}
+    scales = {"%": 100.0, "points": 100.0, "MB": 1e-6, "USD": study.money[0]}
     return scales.get(study.metric(key).unit, 1.0)

@@ -26,7 +26,7 @@ def losses(study: Study) -> list[str]:
                 f"lost acknowledged or buffered updates in {count} {of} (mean {lost.mean():,.1f})"
             )
         if count := int((rows["recovered_from"] == "initial").sum()):
-            parts.append(f"lost all copies of a shard and restarted it from zero in {count} {of}")
+            parts.append(f"lost all copies of a shard in {count} {of}")
         if count := int((rows["outages_unrecovered"] > 0).sum()):
             parts.append(f"never served a shard again in {count} {of}")
         if parts:
@@ -40,6 +40,8 @@ def cautions(study: Study, folder: Path | None) -> list[str]:
     busy = unquiet(outcomes)
     limits = (short_of_target(outcomes), without_effect(outcomes), busy and f"{busy}.")
     found = [text for text in limits if text]
+    if folder is not None:
+        found += remedies_in(folder, outcomes)
     for each in outcomes:
         trial = each.identity.trial
         if not each.valid:
@@ -54,8 +56,6 @@ def cautions(study: Study, folder: Path | None) -> list[str]:
                 f"{trial} was resumed from its checkpoints: it has no figures over time and no "
                 "totals of the whole training"
             )
-    if folder is not None:
-        found += remedies_in(folder, outcomes)
     return _shortened(found, 4 * MOST_LISTED)
 
 

@@ -18,6 +18,7 @@ from flows.metrics.outcome import Outcome
 from flows.metrics.score import ACCURACY, Score
 from flows.records.events import TrialResumed
 from flows.records.record import Record
+from flows.report.claims import money
 from flows.statistics.caveats import told
 from flows.statistics.claims import JudgedClaim, judge
 from flows.statistics.comparison import Compared, compared, read_questions
@@ -35,9 +36,6 @@ CONSISTENCY = {
     "ssp": "bounded staleness (SSP)",
 }
 MOST_VALUES = 4  # of a setting that varies, in the header
-# Numbers of trainings that a price is given for: the first that costs LEAST_MONEY (USD) or more.
-TRAININGS = (1, 1_000, 1_000_000)
-LEAST_MONEY = 0.1
 
 
 def trials_frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
@@ -163,16 +161,13 @@ class Study:
         return self.score.of(BY_KEY[key])
 
     @cached_property
-    def trainings(self) -> int:
-        """How many trainings prices are given for."""
-        most = float(self.valid["cost_usd"].max()) if len(self.valid) else 1.0
-        return next((n for n in TRAININGS if not n * most < LEAST_MONEY), TRAININGS[-1])
+    def money(self) -> tuple[float, str]:
+        """The scale and the unit that money is written with."""
+        return money(float(self.valid["cost_usd"].max()) if len(self.valid) else 1.0)
 
     def unit(self, key: str) -> str:
         """Return the unit that `text` writes values in."""
-        if self.metric(key).unit == "USD" and self.trainings > 1:
-            return f"USD per {self.trainings:,} trainings"
-        return self.metric(key).shown_unit
+        return self.money[1] if self.metric(key).unit == "USD" else self.metric(key).shown_unit
 
     def label(self, key: str) -> str:
         """Return the label of a metric with its unit."""
@@ -187,7 +182,7 @@ class Study:
         if value is None or pd.isna(value):
             return NOT_APPLICABLE
         if self.metric(key).unit == "USD":
-            text = f"{value * self.trainings:,.2f}".replace("-", "−")
+            text = f"{self.money[0] * value:,.{2 if self.money[0] == 1 else 0}f}".replace("-", "−")
             return text if text.strip("−0.") else "0"
         return self.metric(key).format(value)
 

@@ -45,6 +45,14 @@ def glance(study: Study, brief: bool = False) -> pd.DataFrame:
     return table.droplevel("condition") if len(study.shown) == 1 else table
 
 
+def effect_defined(study: Study) -> str:
+    """Return the definition of the effect in the short table."""
+    return (
+        f"Effect: {study.score.name} minus that of the control at the same times, on average from "
+        "the first fault on. Control: the same trial without the faults."
+    )
+
+
 def metrics(study: Study, condition: str) -> tuple[pd.DataFrame, list[str]]:
     """Return all metrics under a condition, strategies side by side, and those that are all 0."""
     rows = study.valid[study.valid["condition"] == condition]

@@ -27,22 +27,26 @@ EXPLORATORY = (
     "so some exclude 0 by chance. Seeds needed: for a power of 80%."
 )
 MOST_ROWS = 16  # so that claims, table and remarks fit one screen
-MOST_REMARKS = 6
+MOST_REMARKS = 3  # of losses, and of cautions
 HEADING = 11  # letters, of the heading of a column of numbers
 MOST_UNWRAPPED = 8  # columns of numbers that fit beside one another
+ANY_WIDTH = 1000
+LEAST_FOLDED = 10  # letters, that labels are folded to
 
 
 def print_study(study: Study, folder: Path | None, console: Console) -> None:
-    """Print the results of a run on one screen: claims, the table at a glance, and remarks."""
+    """Print the results of a run on one screen: claims, the short table, and remarks."""
     print_claims(study, console)
     console.print()
     if len(study.valid):
         table = tables.glance(study, brief=True)
         if len(study.shown) == 1 and study.lead:
-            console.print(Text(f"{study.lead}, means over seeds:", style="dim"))
+            console.print(Text(f"Means over seeds, condition {study.lead}:", style="dim"))
         print_table(table.iloc[:MOST_ROWS], console)
         if (more := len(table) - MOST_ROWS) > 0:
             console.print(Text(f"… and {more} more rows, which are in the report", style="dim"))
+        if study.faulty:
+            console.print(Text(tables.effect_defined(study), style="dim"))
     console.print()
     print_remarks(study, folder, console, MOST_REMARKS)
 
@@ -56,7 +60,7 @@ def print_claims(study: Study, console: Console) -> None:
         style = STYLES[in_words.TONES[each.decision.verdict]]
         line = Text(f"{number}. {in_words.title(each.claim, each.score)}: ")
         console.print(line.append(each.decision.verdict, style=style))
-        because = "; ".join(filter(None, [in_words.found(each), in_words.reason(each)]))
+        because = ": ".join(filter(None, [in_words.reason(each), in_words.found(each)]))
         console.print(Text(f"   {because}"))
         for text in in_words.warnings(each):
             console.print(Text(f"   {text}", style="yellow"))
@@ -83,11 +87,11 @@ def print_remarks(
         console.print(Text(study.score.told, style="dim"))
     if time := told([outcome.virtual for outcome in study.outcomes]):
         console.print(Text(f"Time: {time}.", style="dim"))
-    texts = [*remarks.losses(study), *remarks.cautions(study, folder)]
-    for text in texts[:most]:
-        console.print(Text(text, style="yellow"), soft_wrap=True)
-    if most is not None and len(texts) > most:
-        console.print(Text(f"… and {len(texts) - most} more in the report", style="yellow"))
+    for texts in remarks.losses(study), remarks.cautions(study, folder):
+        for text in texts[:most]:  # a command in it stays in one line
+            console.print(Text(text, style="yellow"), soft_wrap="dps " in text)
+        if most is not None and len(texts) > most:
+            console.print(Text(f"… and {len(texts) - most} more in the report", style="yellow"))
 
 
 def print_table(table: pd.DataFrame, console: Console) -> None:
@@ -100,6 +104,13 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
         cells = ["" if repeated and place == 0 else label for place, label in enumerate(labels)]
         shown.add_row(*(Text(str(cell)) for cell in (*cells, *row)))
         before = labels
+    unbounded = console.options.update(width=ANY_WIDTH)
+    excess = console.measure(shown, options=unbounded).maximum - console.width
+    if excess > 0:
+        shown.padding = (0, 1, 0, 0)
+        if max(len(str(label)) for label in table.index) >= excess + LEAST_FOLDED:
+            for column in shown.columns[: table.index.nlevels]:
+                column.no_wrap = False
     console.print(shown)
 
 
@@ -112,7 +123,8 @@ def plain_table(left: Sequence[str], right: Sequence[str]) -> Table:
     for place, name in enumerate(left):
         table.add_column(Text(name), no_wrap=place == len(left) - 1, overflow="fold")
     for name in map(str, right):
-        heading = Text("\n".join(textwrap.wrap(name, HEADING, break_long_words=False)))
+        lines = textwrap.wrap(name, HEADING, break_long_words=False, break_on_hyphens=False)
+        heading = Text("\n".join(lines))
         if name == "reading":
             table.add_column(heading, overflow="fold")
         else:
@@ -135,9 +147,13 @@ def print_plan(planned: Sequence[PlannedClaim], seeds: int, pilot: str, console:
         if each.sd is None or each.power is None:
             cells = ["?", "?", "?"]
         else:
-            sd = each.score.of(each.claim.column).format(each.sd, finer=True)
+            (sd,), unit = in_words.amounts(each.score.of(each.claim.column), each.sd, finer=True)
             power = f"{each.power:.0%}" if each.power < 0.995 else ">99%"
-            cells = [sd, power, f"{each.needed:,}" if each.needed else "over a million"]
+            cells = [
+                f"{sd} {unit}".rstrip(),
+                power,
+                f"{each.needed:,}" if each.needed else "over a million",
+            ]
         table.add_row(*map(Text, (text, *cells)))
     console.print(table)
     console.print(Text(_plan_legend(planned, pilot), style="dim"))

@@ -161,7 +161,7 @@ def test_a_server_killed_in_the_middle_of_a_grid_ends_with_the_same_data(
     assert grid.process.returncode == 0, told
     assert told.count("cannot be used") == 1
     number = tracked_experiments(up.uri)["killed"]
-    assert told.endswith(f"Every run, with its curves: {up.uri}/{comparison_view(number)}\n")
+    assert told.endswith(f"Curves in MLflow: {up.uri}/{comparison_view(number)}\n")
     assert held(up.database, up.artifacts, "killed") == grid.without_outage()
 
 
@@ -184,7 +184,7 @@ def test_what_a_server_missed_to_the_end_is_delivered_by_sync_once(
     link = f"{up.uri}/{comparison_view(tracked_experiments(up.uri)['missed'])}"
     assert told.splitlines() == [
         "missed: 2 trials written, 2 in the store",
-        f"missed: Every run, with its curves: {link}",
+        f"missed: Curves in MLflow: {link}",
     ]
     expected = grid.without_outage()
     assert held(up.database, up.artifacts, "missed") == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from flows.config.claims import ClaimSection
@@ -19,8 +21,10 @@ from flows.metrics.prices import load_prices
 from flows.records.events import TrialEnded, TrialResumed, TrialStarted
 from flows.records.owner import LOCK_FILE, exclusive
 from flows.records.record import EVENTS_FILE, write_configuration, write_grid
+from flows.report import tables
 from flows.report.html import open_study, write_report
 from flows.report.study import Study
+from flows.report.terminal import print_study, print_table
 from flows.statistics.comparison import Questions, write_questions
 from tests.support.synthetic import missed, toy_events, write_events, write_experiment
 
@@ -130,8 +134,8 @@ def test_the_header_names_model_and_data_and_money_can_be_read(page: str, study:
     facts = dict(study.facts)
     assert (facts["model"], facts["data"]) == ("mlp (32 hidden units)", "digits")
     assert (facts["trials"], facts["seeds"]) == ("16 valid", "0, 1")
-    assert "money, USD per 1,000 trainings" in text_of(page)
-    assert study.text("cost_usd", 0.000722) == "0.72"
+    assert "money, µUSD" in text_of(page)
+    assert study.text("cost_usd", 0.000722) == "722"
 
 
 def test_a_user_s_own_model_and_data_are_named_as_in_the_configuration(tmp_path: Path) -> None:
@@ -152,8 +156,28 @@ def test_losses_are_in_the_summary(page: str) -> None:
     text = text_of(section(page, "claims"))
     assert "none, kill: lost acknowledged or buffered updates in 2 of 2 trials (mean 317.0)" in text
     assert "none, kill" in text
-    assert "restarted it from zero in 2 of 2 trials" in text
+    assert "lost all copies of a shard in 2 of 2 trials" in text
     assert "chain, kill: lost" not in text
+
+
+def test_the_results_of_a_run_fit_a_screen(study: Study) -> None:
+    out = io.StringIO()
+    print_study(study, None, Console(file=out, width=100))
+    lines = out.getvalue().splitlines()
+    assert any(line.startswith("none, kill: lost acknowledged") for line in lines)
+    assert len(lines) <= 26
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_number_of_a_table_is_cut(study: Study, width: int) -> None:
+    out = io.StringIO()
+    table = tables.trials(study, brief=True)
+    print_table(table, Console(file=out, width=width))
+    printed = out.getvalue()
+    words = {word for column in table.columns for word in column.split()}
+    assert words | {*table.to_numpy().flat} <= {*printed.split()}
+    assert max(map(len, printed.splitlines())) <= width
 
 
 def test_question_claims_and_configuration_are_those_of_the_user(

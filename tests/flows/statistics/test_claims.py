@@ -120,7 +120,7 @@ def test_all_claims_count_for_the_correction_of_each() -> None:
     alone, among = one(trials(FOUR), claim()), one(trials(FOUR), claim(), other, claim(smallest=9))
     assert (alone.decision.verdict, among.decision.verdict) == ("holds", "holds")
     assert among.decision.corrected == pytest.approx(3 * (among.decision.p or 0))
-    assert " at 98.3%], 4 seeds, p = 0.046 after correction: holds" in verdict_sentence(among)
+    assert " at 98.3%], 4 seeds, corrected p = 0.046: holds" in verdict_sentence(among)
 
 
 def test_the_seeds_that_it_takes_are_those_at_the_level_of_all_claims() -> None:
