@@ -122,6 +122,7 @@ def render(study: Study, folder: Path, prices: Prices, unusable: Sequence[str] =
         claims=[(each, in_words.TONES[each.decision.verdict]) for each in study.judged],
         in_words=in_words,
         glance=tables.to_html(tables.glance(study)) if len(study.valid) else "",
+        effect_defined=tables.effect_defined(study),
         faults=tables.to_html(tables.faults(study)) if study.faulty else "",
         strategies=strategy_settings(study),
         losses=remarks.losses(study),

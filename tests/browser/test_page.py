@@ -39,6 +39,13 @@ def test_the_page_opens_without_an_error_and_fits(
     assert all(size["texts"] > 3 for size in sizes)
 
 
+def test_the_first_screen_has_verdicts_and_the_table(browser: Any, page: Path) -> None:
+    screen = {"width": 1280, "height": SCREEN, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.get(page.as_uri())
+    assert 0 < browser.execute_script(GLANCE_END) <= SCREEN
+
+
 def test_the_page_is_short_until_it_is_unfolded(browser: Any, page: Path) -> None:
     screen = {"width": 1280, "height": SCREEN, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
@@ -67,6 +74,7 @@ def printed_pages(browser: Any) -> int:
 
 
 SCREEN, MOST_SCREENS = 800, 8
+GLANCE_END = "return document.querySelector('#glance table').getBoundingClientRect().bottom"
 HEIGHT = "return document.documentElement.scrollHeight"
 CONTENTS = """
     const links = [...document.querySelectorAll("nav a")];
