@@ -49,14 +49,14 @@ def transport(
     with json_output(as_json) as out:
         if throughput:
             rounds = rounds or bench_throughput.ROUNDS
-            rates = bench_throughput.throughput(transports, rounds, _tell)
+            rates = bench_throughput.throughput(transports, rounds, _notify)
             print(bench_throughput.table(rates, rounds))
             out.write([{**asdict(each.cell), "gradients_per_second": each.rates} for each in rates])
             return
         rounds = rounds or bench_transport.ROUNDS
         systems = bench_transport.systems(transports)
         sizes = bench_transport.SIZES
-        found = [bench_transport.measure(size, systems, rounds, _tell) for size in sizes]
+        found = [bench_transport.measure(size, systems, rounds, _notify) for size in sizes]
         print(bench_transport.table(found, rounds))
         if judged := bench_transport.verdicts(found):
             print(f"\n{judged}")
@@ -73,8 +73,8 @@ def recovery(
     from benchmarks import recovery as bench_recovery
 
     with json_output(as_json) as out:
-        rows = bench_recovery.recovery_times(repeats, _tell)
-        turns, summed = bench_cost.costs(_tell), bench_cost.sums(_tell)
+        rows = bench_recovery.recovery_times(repeats, _notify)
+        turns, summed = bench_cost.costs(_notify), bench_cost.sums(_notify)
         tables = bench_recovery.table(rows), bench_cost.table(turns), bench_cost.sums_table(summed)
         print(*tables, sep="\n\n")
         times = [{"strategy": r.strategy, "kind": r.kind, "rto_seconds": r.totals} for r in rows]
@@ -90,7 +90,7 @@ def elastic(
     from benchmarks import elastic as bench_elastic
 
     with json_output(as_json) as out:
-        rows = bench_elastic.moves(moves, _tell)
+        rows = bench_elastic.moves(moves, _notify)
         print(bench_elastic.table(rows))
         out.write(
             [
@@ -115,7 +115,7 @@ def measuring(
     from benchmarks import measuring as bench_measuring
 
     with json_output(as_json) as out:
-        found = bench_measuring.measuring(_tell, rounds)
+        found = bench_measuring.measuring(_notify, rounds)
         print(bench_measuring.table(found))
         out.write([{**asdict(each), "ratio": each.ratio} for each in found])
 
@@ -129,7 +129,7 @@ def sparse(
     from benchmarks import sparse as bench_sparse
 
     with json_output(as_json) as out:
-        rows = bench_sparse.sparse(_tell, rounds)
+        rows = bench_sparse.sparse(_notify, rounds)
         print(bench_sparse.table(rows, rounds))
         out.write(rows)
 
@@ -143,7 +143,7 @@ def torch(
     from benchmarks import torch as bench_torch
 
     with json_output(as_json) as out:
-        rows = bench_torch.measure(_tell, rounds)
+        rows = bench_torch.measure(_notify, rounds)
         print(bench_torch.table(rows))
         out.write([_torch_row(row) for row in rows])
 
@@ -158,7 +158,7 @@ def baselines(
     from benchmarks.baselines import comparison
 
     with json_output(as_json) as out:
-        found = comparison.compare(range(seeds), _tell)
+        found = comparison.compare(range(seeds), _notify)
         print(comparison.table(found))
         if output is not None:
             comparison.write(found, output)
@@ -174,7 +174,7 @@ def examples(
     from benchmarks.baselines import counting
 
     with json_output(as_json) as out:
-        found = counting.count(range(seeds), _tell)
+        found = counting.count(range(seeds), _notify)
         print(counting.table(found))
         out.write([asdict(each) for each in found])
 
@@ -192,7 +192,7 @@ def _torch_row(row: Row) -> dict[str, Any]:
     }
 
 
-def _tell(text: str) -> None:
+def _notify(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

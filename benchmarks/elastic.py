@@ -38,7 +38,7 @@ TARGET = 0.2  # seconds that a training may be held up, 99 times of 100
 STRATEGIES = ("none", "checkpoint", "chain", "stateless")
 PRELOAD = ("dps.cluster.driver.parameter_server", __name__)
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Row:
         return worst is not None and worst <= TARGET
 
 
-def moves(count: int, tell: Tell) -> list[Row]:
+def moves(count: int, notify: Notify) -> list[Row]:
     """Measure so many moves with every strategy."""
     rows = []
     for strategy in STRATEGIES:
         rows.append(_row(strategy, _trained(strategy, count)))
-        tell(f"{strategy}: {len(rows[-1].moves)} moves measured")
+        notify(f"{strategy}: {len(rows[-1].moves)} moves measured")
     return rows
 
 

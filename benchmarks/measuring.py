@@ -35,7 +35,7 @@ TARGET = 0.98
 PATIENCE = 120.0
 PRELOAD = ("dps.cluster.driver.parameter_server", "flows.execution.training", __name__)
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Round:
         return self.measured / self.alone
 
 
-def measuring(tell: Tell, rounds: int = ROUNDS, updates: int = UPDATES) -> list[Round]:
+def measuring(notify: Notify, rounds: int = ROUNDS, updates: int = UPDATES) -> list[Round]:
     """Take turns, measured and not; return the rounds but the first, in which caches fill."""
     config = demo(updates)
     found = []
@@ -64,7 +64,7 @@ def measuring(tell: Tell, rounds: int = ROUNDS, updates: int = UPDATES) -> list[
             rates = {measured: turn(measured) for measured in _order(number)}
             if number >= WARM_UP:
                 found.append(Round(rates[True], rates[False]))
-                tell(f"round {number + 1 - WARM_UP} of {rounds}: {found[-1].ratio:.3f}")
+                notify(f"round {number + 1 - WARM_UP} of {rounds}: {found[-1].ratio:.3f}")
     return found
 
 

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.live import Watch
-from benchmarks.recovery import COMPUTE_SECONDS, PARAMETERS, PATIENCE, Tell, nodes_for
+from benchmarks.recovery import COMPUTE_SECONDS, PARAMETERS, PATIENCE, Notify, nodes_for
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.node.worker import Worker
@@ -71,24 +71,24 @@ class Turn:
     memory: int
 
 
-def costs(tell: Tell, rounds: int = ROUNDS) -> dict[str, list[Turn]]:
+def costs(notify: Notify, rounds: int = ROUNDS) -> dict[str, list[Turn]]:
     """Have the strategies take turns with one worker; return the turns of each."""
-    return _in_turn(STRATEGIES, 1, tell, rounds)
+    return _in_turn(STRATEGIES, 1, notify, rounds)
 
 
-def sums(tell: Tell, rounds: int = ROUNDS) -> dict[str, list[Turn]]:
+def sums(notify: Notify, rounds: int = ROUNDS) -> dict[str, list[Turn]]:
     """Have a chain with and without aggregation take turns with several workers."""
-    return _in_turn(SUMMED, CROWD, tell, rounds)
+    return _in_turn(SUMMED, CROWD, notify, rounds)
 
 
 def _in_turn(
-    strategies: Sequence[Prepared], workers: int, tell: Tell, rounds: int
+    strategies: Sequence[Prepared], workers: int, notify: Notify, rounds: int
 ) -> dict[str, list[Turn]]:
     turns: dict[str, list[Turn]] = {prepared.name: [] for prepared in strategies}
     for number in range(1, rounds + 1):
         for prepared in strategies:
             turns[prepared.name].append(_turn(prepared.recovery, workers))
-        tell(f"without faults, workers: {workers}: round {number} of {rounds} measured")
+        notify(f"without faults, workers: {workers}: round {number} of {rounds} measured")
     return turns
 
 

@@ -42,7 +42,7 @@ STRATEGIES = ("chain", "checkpoint", "stateless")
 SIGNALS = {"kill": "SIGKILL", "pause": "SIGSTOP"}
 PRELOAD = ("dps.cluster.driver.parameter_server", __name__)
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Row:
         )
 
 
-def recovery_times(repeats: int, tell: Tell) -> list[Row]:
+def recovery_times(repeats: int, notify: Notify) -> list[Row]:
     """Measure the recoveries of every strategy from every kind of fault."""
     rows = []
     for strategy in STRATEGIES:
@@ -101,7 +101,7 @@ def recovery_times(repeats: int, tell: Tell) -> list[Row]:
             with _Ring(strategy) as ring:
                 times = [ring.fault(kind, number) for number in range(repeats)]
             rows.append(Row(strategy, kind, times))
-            tell(f"{strategy}, {SIGNALS[kind]}: {repeats} recoveries measured")
+            notify(f"{strategy}, {SIGNALS[kind]}: {repeats} recoveries measured")
     return rows
 
 

@@ -35,7 +35,7 @@ ROUNDS = 7
 LEARNING_RATE = 0.1
 TABLE = "rows"
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Row:
     push_p99: float
 
 
-def sparse(tell: Tell, rounds: int = ROUNDS, rows: int = ROWS) -> list[Row]:
+def sparse(notify: Notify, rounds: int = ROUNDS, rows: int = ROWS) -> list[Row]:
     """Time the systems in turn, the first round not counted: it maps memory and connects."""
     with contextlib.ExitStack() as stack:
         systems = {name: stack.enter_context(make(rows)) for name, make in _systems().items()}
@@ -71,7 +71,7 @@ def sparse(tell: Tell, rounds: int = ROUNDS, rows: int = ROWS) -> list[Row]:
         for number in range(rounds + 1):
             for name, timed in systems.items():
                 turns[name].append(timed(number, CALLS))
-            tell(f"round {number} of {rounds}")
+            notify(f"round {number} of {rounds}")
     return [summed_up(name, of_system[1:]) for name, of_system in turns.items()]
 
 

@@ -38,7 +38,7 @@ ROUNDS = 3
 LEARNING_RATE = 0.1
 FALLBACK: TransportChoice = "dask"  # the transport that others are compared with
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Rates:
 def throughput(
     transports: Sequence[TransportChoice],
     rounds: int,
-    tell: Tell,
+    notify: Notify,
     cells: Sequence[Cell] = CELLS,
     nbytes: int = NBYTES,
     seconds: float = SECONDS,
@@ -119,14 +119,17 @@ def throughput(
     """Count in each cell with each transport, in turn, on the nodes of one cluster."""
     found = [Rates(cell, {transport: [] for transport in transports}) for cell in cells]
     with LocalCluster(
-        _nodes(cells), ("dps.cluster.driver.parameter_server", __name__), security="off", tell=tell
+        _nodes(cells),
+        ("dps.cluster.driver.parameter_server", __name__),
+        security="off",
+        notify=notify,
     ) as cluster:
         for number in range(1, rounds + 1):
             for each in found:
                 for transport in transports:
                     rate = _rate(cluster, each.cell, transport, nbytes, seconds)
                     each.rates[transport].append(rate)
-                tell(f"round {number} of {rounds}: {_name(each.cell)}")
+                notify(f"round {number} of {rounds}: {_name(each.cell)}")
     return found
 
 

@@ -47,7 +47,7 @@ PHASES = {
 }
 REST = "filters, transfer, server"
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 Step = Callable[[], None]
 
 
@@ -123,7 +123,7 @@ class Row:
         return statistics.median(b / r for b, r in zip(self.bare, self.replica, strict=True))
 
 
-def measure(tell: Tell, rounds: int = ROUNDS) -> list[Row]:
+def measure(notify: Notify, rounds: int = ROUNDS) -> list[Row]:
     """Time every variant of every model that can be trained here.
 
     Raises
@@ -137,7 +137,7 @@ def measure(tell: Tell, rounds: int = ROUNDS) -> list[Row]:
     for model in (*ON_CPU, *(ON_CUDA if has_cuda else ())):
         for variant in VARIANTS:
             rows.append(timed(model, variant, rounds))
-            tell(f"{model.name} on {model.place}, {variant.name}: {rows[-1].share:.2f} of bare")
+            notify(f"{model.name} on {model.place}, {variant.name}: {rows[-1].share:.2f} of bare")
     return rows
 
 

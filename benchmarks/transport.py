@@ -42,7 +42,7 @@ PEERS: Mapping[str, Peer] = {
 # What a peer needs beyond dps's own requirements, and the extra that has it.
 NEEDS = {RAY: ("ray", "bench"), TORCH: ("torch", "torch")}
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Measured:
         return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
-def measure(size: Size, systems: Mapping[str, Peer], rounds: int, tell: Tell) -> Measured:
+def measure(size: Size, systems: Mapping[str, Peer], rounds: int, notify: Notify) -> Measured:
     """Time the systems in turn, each round beginning with another one.
 
     The first round is not counted: connections are made in it, and memory is mapped. A peer that
@@ -121,7 +121,7 @@ def measure(size: Size, systems: Mapping[str, Peer], rounds: int, tell: Tell) ->
     DpsError
         The weights of a system moved in a turn by something else than the gradients come to.
     """
-    with _opened(systems, size.nbytes, tell) as opened:
+    with _opened(systems, size.nbytes, notify) as opened:
         found: dict[str, list[float]] = {name: [] for name, _ in opened}
         for number in range(rounds + 1):
             first = number % len(opened)
@@ -129,13 +129,13 @@ def measure(size: Size, systems: Mapping[str, Peer], rounds: int, tell: Tell) ->
                 turn = timed(size.calls)
                 _check(name, turn)
                 found[name].append(statistics.median(turn.seconds))
-            tell(f"{size.name}: round {number} of {rounds}")
+            notify(f"{size.name}: round {number} of {rounds}")
     return Measured(size, {name: seconds[1:] for name, seconds in found.items()})
 
 
 @contextlib.contextmanager
 def _opened(
-    systems: Mapping[str, Peer], nbytes: int, tell: Tell
+    systems: Mapping[str, Peer], nbytes: int, notify: Notify
 ) -> Iterator[list[tuple[str, Timed]]]:
     opened = []
     with contextlib.ExitStack() as stack:
@@ -145,7 +145,7 @@ def _opened(
             except DpsError as problem:
                 if name not in PEERS:
                     raise
-                tell(f"{name} is left out: {problem}")
+                notify(f"{name} is left out: {problem}")
         yield opened
 
 

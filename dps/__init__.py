@@ -1,8 +1,9 @@
 """dps: a parameter server on Dask, for dense arrays and sparse tables.
 
-What is imported here, `dps.events`, `dps.faults`, `dps.testing`, `dps.torch` and `dps.tree` are the
-public interface. Update rules, filters and strategies among them can be chosen in experiments and
-stored beside checkpoints. Names are imported on first use: numpy and Dask take most of a second.
+The names imported here, `dps.events`, `dps.faults`, `dps.testing`, `dps.torch` and `dps.tree` are
+the public interface. Update rules, filters and strategies among them can be chosen in experiments
+and stored beside checkpoints. Names are imported on first use: numpy and Dask take most of a
+second.
 """
 
 from __future__ import annotations

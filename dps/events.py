@@ -332,7 +332,7 @@ class Failover(OfShard, level=logging.WARNING):
                 f"{some}{self.updates_lost} acknowledged updates were lost"
             )
         lost = f"nodes {self.lost} were" if ", " in self.lost else f"node {self.lost} was"
-        noticed = "its lease ended" if self.by == "lease" else f"noticed by the {self.by}"
+        noticed = "its lease ended" if self.by == "lease" else f"detected by the {self.by}"
         return (
             f"shard {self.shard}: {lost} {became} ({noticed}), node {self.node} {went_on} after "
             f"{self.seconds:.2f} s{copies}; {what}"
@@ -446,7 +446,11 @@ class Returned(Event, level=logging.WARNING):
     def __str__(self) -> str:
         how = "continues from its newest checkpoints" if self.versions else "starts over"
         lacking = [f"at least {n:,} of shard {shard}" for shard, n in enumerate(self.lost) if n]
-        lost = f"updates are lost: {', '.join(lacking)}" if lacking else "no update is known lost"
+        lost = (
+            f"updates are lost: {', '.join(lacking)}"
+            if lacking
+            else "no update is known to be lost"
+        )
         return f"{self.cause}; the training {how} after {self.seconds:.1f} s, and {lost}"
 
 

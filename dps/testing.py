@@ -1,4 +1,4 @@
-"""A virtual cluster for tests of your own training: in place of a Dask client, with faults.
+"""A virtual cluster for tests of your training: in place of a Dask client, with faults.
 
 `ParameterServer`, its servers, workers and coordinator run the same code as on a real cluster, and
 so does the injector of faults. Only Dask, the network and the clock are simulated.
@@ -19,7 +19,7 @@ from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import Running
 from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.core.names import role_of
-from dps.core.ranges import refused, whole_argument
+from dps.core.ranges import integer_argument, refused
 from dps.errors import ConfigurationError
 from dps.events import Event, FaultMissed
 from dps.faults import Fault
@@ -90,8 +90,8 @@ class VirtualCluster(VirtualClient):
         faults: Sequence[Fault] = (),
     ) -> None:
         given = {"server": servers, "store": stores, "worker": workers}
-        wanted = {role: whole_argument(f"{role}s", n, 1, "nodes") for role, n in given.items()}
-        whole_argument("seed", seed, 0, "numbers")
+        wanted = {role: integer_argument(f"{role}s", n, 1, "nodes") for role, n in given.items()}
+        integer_argument("seed", seed, 0, "numbers")
         if not isinstance(faults, Sequence) or not all(isinstance(each, Fault) for each in faults):
             expected = 'a list of faults such as Kill("server-0", AtUpdates(300))'
             raise refused("faults", faults, expected)
@@ -150,7 +150,7 @@ class VirtualCluster(VirtualClient):
             reasons = "; ".join(f"fault {e.fault} on {e.target}: {e.reason}" for e in missed)
             raise ConfigurationError(f"planned faults did not happen: {reasons}")
         if self._faults and self._injector is None:
-            warnings.warn("no worker was started, so no fault happened", stacklevel=2)
+            warnings.warn("no worker was started, so no planned fault happened", stacklevel=2)
 
     def _one_ended(self, future: Future[Any]) -> None:
         self._training -= 1

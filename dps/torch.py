@@ -18,7 +18,7 @@ from dps.core.arguments import as_gradient
 from dps.core.blocks import Arrays, FlatLayout
 from dps.core.consistency import check_ahead
 from dps.core.functions import AVERAGE, Function, average
-from dps.core.ranges import described, one_of, refused, shown, whole_argument
+from dps.core.ranges import described, integer_argument, one_of, refused, shown
 from dps.errors import ConfigurationError
 
 try:
@@ -67,18 +67,18 @@ def state_dict(module: Module, weights: Arrays) -> dict[str, Any]:
     state = {name: tensor.detach().clone() for name, tensor in own.items()}
     for name, array in weights.items():
         if name not in state:
-            raise ConfigurationError(f"{shown(name)} is nothing of this module's state_dict")
+            raise ConfigurationError(f"{shown(name)} is not a key of the module's state_dict")
         what, wanted = f"weights[{name!r}]", list(state[name].shape)
         if isinstance(array, torch.Tensor) and array.is_floating_point() and not array.is_meta:
             array = _array(array)
-        found = as_gradient(what, array, "float64", ConfigurationError)
-        if not isinstance(found, np.ndarray):
-            raise refused(what, found, f"an array of floats{wanted}")
-        if found.dtype != np.float64 or list(found.shape) != wanted:
-            raise ConfigurationError(f"{what} is {described(found)}, expected floats{wanted}")
+        gradient = as_gradient(what, array, "float64", ConfigurationError)
+        if not isinstance(gradient, np.ndarray):
+            raise refused(what, gradient, f"an array of floats{wanted}")
+        if gradient.dtype != np.float64 or list(gradient.shape) != wanted:
+            raise ConfigurationError(f"{what} is {described(gradient)}, expected floats{wanted}")
         for alias, tensor in own.items():
             if tensor is own[name]:  # itself, and tied parameters
-                state[alias].copy_(torch.from_numpy(np.array(found)))
+                state[alias].copy_(torch.from_numpy(np.array(gradient)))
     return state
 
 
@@ -158,8 +158,8 @@ def loader(batches: Batches, dataset: Any, **choices: Any) -> Iterator[Any]:
     if wrong or not choices.get("in_order", True):
         name = min(wrong, default="in_order")
         raise ConfigurationError(
-            f"{name}={shown(choices[name])}: which examples are in a batch, and which is next, is "
-            "decided by ps.run(…, batch_size=…, shuffle=…)"
+            f"{name}={shown(choices[name])}: set the size and order of batches in "
+            "ps.run(…, batch_size=…, shuffle=…)"
         )
     # Otherwise each lease at the end of a pass would start the processes again.
     lasting = {"persistent_workers": choices.get("num_workers", 0) > 0}
@@ -203,7 +203,7 @@ class Replica(Closing):
     ) -> None:
         check_worker(worker)
         check_ahead(worker.consistency, ahead)
-        whole_argument("local_steps", local_steps, 1, "steps")
+        integer_argument("local_steps", local_steps, 1, "steps")
         if inner is None and local_steps > 1:
             raise ConfigurationError(
                 f"local_steps={local_steps} needs inner=…, an optimizer of torch such as "
@@ -213,7 +213,7 @@ class Replica(Closing):
             reason = "weights that lack this worker's last update would undo its local steps"
             raise ConfigurationError(f"ahead={ahead}: {reason}; expected 0 with inner")
         one_of("buffers", buffers, get_args(Buffers))
-        whole_argument("average_every", average_every, 1, "updates")
+        integer_argument("average_every", average_every, 1, "updates")
         _check_module(module)
         self._embeddings = connect(module, worker)
         if self._embeddings and inner is not None:
@@ -233,18 +233,17 @@ class Replica(Closing):
         shared = sorted(float_buffers.keys() & worker.layout.names.keys())
         if shared and buffers == "kept":
             raise ConfigurationError(
-                f"the parameter server has {shared[0]!r}, a buffer of the module, and "
-                "buffers='kept' would never change it there; expected buffers='averaged', as it "
-                "was started from"
+                "buffers='kept', but the parameter server holds the module's buffer "
+                f"{shared[0]!r}; expected buffers='averaged', as the server was started"
             )
         flat = worker.layout.flat(trained)
         devices = {tensor.device for tensor in trained.values()}
         kind = MEMORIES.get(next(iter(devices)).type) if len(devices) == 1 else None
         if kind is None:
-            found = ", ".join(sorted(map(str, devices))) or "none"
+            names = ", ".join(sorted(map(str, devices))) or "none"
             raise ConfigurationError(
-                f"the parameters of the module are on these devices: {found}; expected the CPU, or "
-                "one CUDA device"
+                f"the module's parameters are on the devices {names}, expected the CPU or one CUDA "
+                "device"
             )
         stepped = {name: t for name, t in trained.items() if name not in worker.frozen}
         self._local = None if inner is None else LocalSteps(stepped, inner)
@@ -344,32 +343,32 @@ class Replica(Closing):
         now = _trained(self.module, self._trained)
         for name in (*self._trained, *now):
             if name not in self._trained:
-                what = "is trained, and was not"
+                what = "requires gradients, and did not"
             elif name not in now:
-                what = "is gone, and was there"
+                what = "is missing, and existed"
             elif now[name] is not self._trained[name]:
-                what = "is another one than"
+                what = "is another tensor than"
             elif now[name].data_ptr() != self._places[name]:
-                what = "has other memory, as after to() or half(), than"
+                what = "has other memory, such as after to() or half(), than"
             else:
                 continue
             raise ConfigurationError(
-                f"the module's {name!r} {what} when it was attached: change a module first, and "
-                "attach it again. To train a layer later, start the server from a module where it "
-                "requires gradients, and freeze it after attach: without a gradient it stays"
+                f"the module's {name!r} {what} when it was attached: attach a module after the "
+                "last change. To train a layer later, start the server from a "
+                "module where it requires gradients, and freeze it after attach"
             )
 
     def _average(self) -> None:
         if not self._averaged:
             return
-        mine = {name: _array(tensor) for name, tensor in self._averaged.items()}
-        for shard in self._worker.apply(AVERAGE, mine, 1 / self._worker.workers):
+        buffers = {name: _array(tensor) for name, tensor in self._averaged.items()}
+        for shard in self._worker.apply(AVERAGE, buffers, 1 / self._worker.workers):
             for name, (spans, values) in shard.items():
-                flat, at = mine[name].reshape(-1), 0
+                flat, at = buffers[name].reshape(-1), 0
                 for start, stop in spans:
                     flat[start:stop] = values[at : at + stop - start]
                     at += stop - start
-        self._load_buffers(mine)
+        self._load_buffers(buffers)
 
     def _load_buffers(self, arrays: Arrays) -> None:
         for name, tensor in self._averaged.items():

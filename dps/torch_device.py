@@ -1,9 +1,9 @@
 """Modules of torch on a CUDA device: gradients are filtered there, and copied once.
 
-What is left of a gradient after clipping, selection and rounding is copied straight into the shared
-memory that the server reads, and weights are copied from the shared memory that the server wrote.
-Each segment of that memory is registered with the driver, once. Copies have a stream besides the
-one that the module computes on, so they overlap if the worker is `ahead`.
+The result of clipping, selection and rounding a gradient is copied straight into the shared memory
+that the server reads, and weights are copied from the shared memory that the server wrote. Each
+segment of that memory is registered with the driver, once. Copies use a separate stream from the
+module's, so they overlap if the worker is `ahead`.
 
 The device may also be the CPU, which has no streams: the tests run the other code there.
 """
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dps.cluster.node.worker import MOST_LAYOUTS, Worker
+from dps.cluster.node.worker import MAX_LAYOUTS, Worker
 from dps.cluster.transport.memory import Mapping as Segment
 from dps.cluster.transport.memory import segment_of
 from dps.core.blocks import (
@@ -481,7 +481,7 @@ class DeviceMemory:
 
     def _cuts_of(self, names: tuple[str, ...]) -> dict[int, Cut]:
         if names not in self._cuts:
-            if len(self._cuts) >= MOST_LAYOUTS:
+            if len(self._cuts) >= MAX_LAYOUTS:
                 self._cuts.clear()
             flat, shards = self._layout.flat(names), enumerate(self._layout.shards)
             self._cuts[names] = {

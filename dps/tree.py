@@ -208,26 +208,27 @@ def _built(like: Tree, arrays: Arrays, path: str) -> Tree:
         return replace(like, **{name: part for (name, _), part in zip(parts, built, strict=True)})
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{path[1:] or 'it'!r} of the tree is {type(like).__name__}, which cannot be made of "
-            f"its parts ({error}); expected dicts, lists, tuples, named tuples and dataclasses"
+            f"{path[1:] or 'it'!r} of the tree is {type(like).__name__}, which cannot be rebuilt "
+            f"({error}); expected dicts, lists, tuples, named tuples and dataclasses"
         ) from error
 
 
 def _restored(path: str, like: Any, arrays: Arrays) -> np.ndarray:
     if path not in arrays:
-        raise ConfigurationError(f"the tree has {path!r}, and the arrays have nothing of that path")
-    found = plain(f"arrays[{path!r}]", np.asanyarray(arrays[path]))
+        raise ConfigurationError(f"the tree has {path!r}, but no array has this path")
+    leaf = plain(f"arrays[{path!r}]", np.asanyarray(arrays[path]))
     dtype = getattr(like, "dtype", None)
     if not isinstance(dtype, np.dtype):
         like = _array(path, like)
         dtype = like.dtype
-    for each in (dtype, found.dtype):
-        _require_floats(path, each, found.shape, ConfigurationError)
-    if found.shape != tuple(like.shape):
+    for each in (dtype, leaf.dtype):
+        _require_floats(path, each, leaf.shape, ConfigurationError)
+    if leaf.shape != tuple(like.shape):
         raise ConfigurationError(
-            f"the tree has {path!r}, {list(like.shape)}, and the arrays {list(found.shape)}"
+            f"{path!r} has the shape {list(like.shape)} in the tree, {list(leaf.shape)} in the "
+            "arrays"
         )
-    return found if found.dtype == dtype else found.astype(dtype)
+    return leaf if leaf.dtype == dtype else leaf.astype(dtype)
 
 
 def _array(path: str, leaf: Any, refusal: type[DpsError] = ConfigurationError) -> np.ndarray:

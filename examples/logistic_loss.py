@@ -163,7 +163,7 @@ class Spread:
 
     @classmethod
     def of(cls, source: Source, blocks: int, workers: int) -> Spread:
-        """Divide the features into at most `count` blocks of equal size, "w0", "w1" and so on."""
+        """Divide the features into at most `blocks` blocks of equal size, "w0", "w1" and so on."""
         blocks = min(blocks, source.features)
         cuts = [source.features * b // blocks for b in range(blocks + 1)]
         return cls(source, {f"w{b}": slice(*c) for b, c in enumerate(pairwise(cuts))}, workers)

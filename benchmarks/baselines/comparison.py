@@ -30,7 +30,7 @@ from flows.statistics import Difference, Interval, interval, paired
 
 MICRO = 1e6
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,10 @@ class Comparison:
 
 
 def compare(
-    seeds: Sequence[int], tell: Tell, settings: Settings | None = None, folder: Path | None = None
+    seeds: Sequence[int],
+    notify: Notify,
+    settings: Settings | None = None,
+    folder: Path | None = None,
 ) -> Comparison:
     """Run every system with and without a kill for each seed.
 
@@ -104,7 +107,7 @@ def compare(
             name = f"{turn:03d}-{'kill' if killed else 'control'}"
             found = measure(system, seed, killed, settings, root / name)
             trials.append(found)
-            tell(_told(found))
+            notify(_told(found))
     trials.sort(key=lambda trial: names.index(trial.system))
     return Comparison(settings, [*seeds], trials, missing(), (before, os.getloadavg()[0]))
 

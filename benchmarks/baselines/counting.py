@@ -56,7 +56,7 @@ class Counted:
 
 
 def count(
-    seeds: Sequence[int], tell: Callable[[str], None], settings: Settings | None = None
+    seeds: Sequence[int], notify: Callable[[str], None], settings: Settings | None = None
 ) -> list[Counted]:
     """Run every system for each seed: without a kill, and with one of each kind of its processes.
 
@@ -67,7 +67,7 @@ def count(
     with tempfile.TemporaryDirectory(prefix="dps-bench-") as folder:
         for turn, (system, seed, kill) in enumerate(_turns(seeds)):
             trials.append(trial(system, seed, kill, settings, Path(folder) / f"{turn:03d}"))
-            tell(_line(trials[-1]))
+            notify(_line(trials[-1]))
     return trials
 
 

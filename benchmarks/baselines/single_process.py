@@ -11,7 +11,7 @@ import multiprocessing
 import sys
 import time
 
-from benchmarks.baselines.task import MOST_RESTARTS, Gradients, Task, Trace
+from benchmarks.baselines.task import MAX_RESTARTS, Gradients, Task, Trace
 
 
 def train(folder: str) -> None:
@@ -35,7 +35,7 @@ def train(folder: str) -> None:
 def main(folder: str) -> None:
     """Start the training, and again when its process has ended before it was done."""
     context = multiprocessing.get_context("spawn")
-    for attempt in range(1 + MOST_RESTARTS):
+    for attempt in range(1 + MAX_RESTARTS):
         if attempt:
             time.sleep(Task.read(folder).back_after)
         process = context.Process(target=train, args=(folder,))

@@ -29,7 +29,7 @@ TASK_FILE = "task.json"
 TRACE_FILE = "trace.jsonl"
 SNAPSHOTS = "snapshots"
 CHECKPOINTS = "checkpoints"
-MOST_RESTARTS = 3  # of supervisors, so that what always fails comes to an end
+MAX_RESTARTS = 3  # of supervisors, so that what always fails comes to an end
 DONE = "_done"  # beside the arrays of a checkpoint
 COUNT = "_count"  # beside the parameters: how often the gradient of each example was applied
 
@@ -184,12 +184,12 @@ class Trace:
 
     def began(self) -> None:
         """Say that a worker is ready, and computes its first gradient now."""
-        self._tell("began", time.time())
+        self._record("began", time.time())
 
     def applied(self, version: int, weights: Arrays, pid: int | None = None) -> None:
         """Note that a process applied a gradient: `pid`, or this one; take a snapshot if due."""
         now = time.time()
-        self._tell("applied", now, pid=pid or os.getpid(), version=version)
+        self._record("applied", now, pid=pid or os.getpid(), version=version)
         if now >= self._due:
             self._due = now + self._every
             self._snapshot(now, weights)
@@ -198,7 +198,7 @@ class Trace:
         """Take the last snapshot."""
         self._snapshot(time.time(), weights)
 
-    def _tell(self, event: str, now: float, **more: Any) -> None:
+    def _record(self, event: str, now: float, **more: Any) -> None:
         line = json.dumps({"t": now, "event": event, "pid": os.getpid()} | more)
         os.write(self._file, f"{line}\n".encode())
 

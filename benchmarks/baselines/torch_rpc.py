@@ -19,7 +19,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from benchmarks.baselines.task import MOST_RESTARTS, Gradients, Task, Trace
+from benchmarks.baselines.task import MAX_RESTARTS, Gradients, Task, Trace
 
 SERVER = "server"
 
@@ -111,7 +111,7 @@ def _meet(name: str, rank: int, task: Task, group: str) -> None:
 def main(folder: str) -> None:
     """Start the group, and again when one of its processes has ended before it was done."""
     task = Task.read(folder)
-    for attempt in range(1 + MOST_RESTARTS):
+    for attempt in range(1 + MAX_RESTARTS):
         if attempt:
             time.sleep(task.back_after)
         if all_done(_started(task, str(task.path.absolute() / f"group-{attempt}"))):

@@ -16,7 +16,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from benchmarks.baselines.task import MOST_RESTARTS, Gradients, Task, Trace
+from benchmarks.baselines.task import MAX_RESTARTS, Gradients, Task, Trace
 
 HOST = "localhost"
 TIMEOUT = timedelta(seconds=30)
@@ -103,7 +103,7 @@ def main(folder: str) -> None:
                 continue
             process.join()
             del replicas[worker]
-            if process.exitcode and restarts < MOST_RESTARTS:
+            if process.exitcode and restarts < MAX_RESTARTS:
                 restarts += 1
                 time.sleep(task.back_after)
                 replicas[worker] = started(worker)

@@ -42,7 +42,7 @@ def parameter_server(
             NODES,
             ("dps.cluster.driver.parameter_server", __name__),
             security=security,
-            tell=_warn,
+            notify=_warn,
         ) as cluster,
         ParameterServer(
             cluster.client, params, optimizer=SGD(LEARNING_RATE), transport=transport

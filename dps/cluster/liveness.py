@@ -44,7 +44,7 @@ LOOK_SECONDS = 0.02
 CONNECT_SECONDS = 5.0
 SILENT_SECONDS = 10.0  # after which a silent monitor is connected to again
 AGAIN_SECONDS = 1.0  # until the next attempt; for a node, doubled by each failure
-MOST_AGAIN_SECONDS = 30.0
+MAX_AGAIN_SECONDS = 30.0
 ATTEMPTS = 10  # of a coordinator, before it gives a monitor up
 
 _node_log = logging.getLogger("distributed.worker.dps")
@@ -114,15 +114,15 @@ class NodePresence:
             except Exception as error:  # noqa: BLE001 - training continues without a monitor
                 if not warned:
                     _node_log.warning(
-                        "dps: no monitor watches the processes on this host, so a process that is "
-                        "busy for longer than its lease is treated as lost. If steps take so long, "
-                        "raise timings=dps.Timings(lease=...). The monitor failed with: %s",
+                        "dps: no monitor watches the processes on this host: %s. A process that is "
+                        "busy for longer than its lease is treated as lost. If steps take longer, "
+                        "raise timings=dps.Timings(lease=...)",
                         error,
                     )
                 warned = True
                 self._tried.set()
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, MOST_AGAIN_SECONDS)
+                pause = min(2 * pause, MAX_AGAIN_SECONDS)
 
     async def _register(self) -> None:
         """Register, and return when the monitor has ended."""
@@ -132,7 +132,7 @@ class NodePresence:
                     reader, self._writer = await _connected_to_own()
                     _, user = peer_of(self._writer.get_extra_info("socket"))
                     if user != os.getuid():
-                        raise ConnectionRefusedError(f"its socket is that of user {user}")
+                        raise ConnectionRefusedError(f"its socket belongs to user {user}")
                     self._send({"host": self._host, **self._permission})
                     if reply := await reader.readline():
                         break
@@ -211,8 +211,8 @@ class MonitorLinks:
         if watched not in self._asked:  # the request is repeated while the process lives
             self._asked.add(watched)
             _scheduler_log.warning(
-                "dps: process %d of the monitor at %s is stopped. It is killed after %g s if only "
-                "one group uses it, so that others can take over",
+                "dps: process %d of the monitor at %s is stopped. If only one group uses it, it is "
+                "killed after %g s, and other processes take over",
                 watched.number,
                 _place(watched.monitor),
                 stopped,

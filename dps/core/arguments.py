@@ -87,8 +87,8 @@ def check_function(name: str, function: Any, given: Sequence[str], more: bool = 
     kinds = (generator, asynchronous, inspect.isasyncgenfunction)
     if any(is_kind(each) for each in own for is_kind in kinds):
         raise ConfigurationError(
-            f"{name}={shown(function)} is async or a generator, whose body would never run; "
-            "expected a plain function that returns its result"
+            f"{name}={shown(function)} is async or a generator, expected a plain function that "
+            "returns its result"
         )
     try:
         signature = inspect.signature(function)
@@ -98,7 +98,7 @@ def check_function(name: str, function: Any, given: Sequence[str], more: bool = 
         (signature.bind_partial if more else signature.bind)(*given)
     except TypeError as error:
         raise ConfigurationError(
-            f"{name}={shown(function)} is called as {call}, which it does not take: {error}"
+            f"{name}={shown(function)} does not accept the call {call}: {error}"
         ) from None
 
 
@@ -111,12 +111,12 @@ def check_returned(name: str, returned: object) -> None:
 
 def as_path(name: str, path: Any) -> str:
     """Return a path, or an address of fsspec, as text with "~" expanded; refuse other values."""
-    found = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-    if not isinstance(found, str) or not found.strip() or "\0" in found:
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise refused(name, path, "a path, as text or pathlib.Path")
-    expanded = os.path.expanduser(found)
+    expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
-        raise ConfigurationError(f"{name}={shown(found)}: there is no such home folder; set HOME")
+        raise ConfigurationError(f"{name}={shown(text)}: no such home folder; set HOME")
     return expanded
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from dps.core.arguments import is_name, plain
 from dps.core.placement import place
-from dps.core.ranges import described, listed, shown, whole_argument
+from dps.core.ranges import described, integer_argument, listed, shown
 from dps.core.tables.table import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
@@ -170,7 +170,7 @@ class Layout:
         arrays = tuple(_spec(name, array) for name, array in params.items())
         if not arrays and not tables:
             raise ConfigurationError("params is empty: give at least one named array, or a table")
-        shards = whole_argument("shards", shards, 1, "shards")
+        shards = integer_argument("shards", shards, 1, "shards")
         taken = {spec.name for spec in arrays}
         for table in tables:
             if not isinstance(table, SparseSpec):
@@ -179,14 +179,14 @@ class Layout:
                     f"tables holds {kind}, expected SparseSpec(name, width, …)"
                 )
             if table.name in taken:
-                raise ConfigurationError(f"the name {table.name!r} is used twice, once for a table")
+                raise ConfigurationError(f"two parameters or tables are named {table.name!r}")
             taken.add(table.name)
         limit = min(block_bytes, sum(a.nbytes for a in arrays) // (BLOCKS_PER_SHARD * shards))
         blocks = list(_cut(arrays, limit, whole_rows))
         if len(blocks) < shards:  # long rows of one array left the others in one piece
             blocks = list(_cut(arrays, 0, whole_rows))
         if len(blocks) < shards and not (tables and shards <= PARTITIONS):
-            unit = "rows, which the optimizer needs whole" if whole_rows else "elements"
+            unit = "rows, which the optimizer must not split" if whole_rows else "elements"
             raise ConfigurationError(
                 f"shards={shards}, but the parameters have only {len(blocks)} {unit}"
             )
@@ -237,9 +237,9 @@ class Layout:
                 raise self._unknown(name)
             is_array = isinstance(array, np.ndarray)
             if not is_array or array.shape != spec.shape or array.dtype != np.dtype(spec.dtype):
-                hint = "; leave out what has no gradient, and it stays" if array is None else ""
-                found, wanted = described(array), f"{spec.dtype}{list(spec.shape)}"
-                raise ShapeMismatch(f"{name!r} is {found}, expected an array {wanted}{hint}")
+                hint = "; leave out arrays without a gradient to keep them" if array is None else ""
+                given, wanted = described(array), f"{spec.dtype}{list(spec.shape)}"
+                raise ShapeMismatch(f"{name!r} is {given}, expected an array {wanted}{hint}")
             if values and not all_finite(array):
                 raise NonFiniteGradient(
                     f"array {name!r} holds NaN or infinity; nothing of this update was applied"
@@ -249,11 +249,11 @@ class Layout:
         """Refuse arrays, described as in "float32[2, 3]", that are not among the parameters."""
         for name, wanted in described.items():
             spec = self.names.get(name)
-            found = "nothing of that name" if spec is None else f"{spec.dtype}{list(spec.shape)}"
-            if found != wanted:
+            served = "nothing of this name" if spec is None else f"{spec.dtype}{list(spec.shape)}"
+            if served != wanted:
                 raise ConfigurationError(
-                    f"{whose} has {name!r}, {wanted}, and the parameter server {found}; start it "
-                    f"from {source}"
+                    f"{whose} has {name!r}, {wanted}, but the parameter server has {served}; start "
+                    f"the server from {source}"
                 )
 
     def gather(self, shard: int, arrays: Arrays, empty: Empty = np.empty) -> Gathered:
@@ -439,8 +439,8 @@ def _spec(name: str, array: np.ndarray) -> ArraySpec:
         )
     if not isinstance(array, np.ndarray):
         raise ConfigurationError(
-            f"params[{name!r}] is {type(array).__name__}, expected an array of numpy; "
-            "dps.torch.parameters makes them of a module, dps.tree.parameters of other arrays"
+            f"params[{name!r}] is {type(array).__name__}, expected a numpy array; "
+            "dps.torch.parameters converts a module, dps.tree.parameters other arrays"
         )
     array = plain(f"params[{name!r}]", array)
     dtype = str(array.dtype)
@@ -448,8 +448,8 @@ def _spec(name: str, array: np.ndarray) -> ArraySpec:
         raise ConfigurationError(f"params[{name!r}] is {dtype}, expected float32 or float64")
     if array.size == 0:
         raise ConfigurationError(
-            f"params[{name!r}] is empty, {list(array.shape)}: nothing in it can be trained. "
-            "Leave it out, and make it in the training function"
+            f"params[{name!r}] is empty, {list(array.shape)}, and cannot be trained; create it "
+            "in the training function instead"
         )
     if not all_finite(array):
         raise ConfigurationError(f"params[{name!r}] holds NaN or infinity")
@@ -472,10 +472,10 @@ def _pieces(blocks: list[Block]) -> tuple[Piece, ...]:
 
 def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Return pieces in the same order, with contiguous blocks of an array joined."""
-    found: list[Piece] = []
+    cut: list[Piece] = []
     for piece in pieces:
-        last, block = found[-1] if found else None, piece.block
+        last, block = cut[-1] if cut else None, piece.block
         if last and last.block.name == block.name and last.block.stop == block.start:
-            piece = Piece(replace(block, start=last.block.start), found.pop().offset)
-        found.append(piece)
-    return tuple(found)
+            piece = Piece(replace(block, start=last.block.start), cut.pop().offset)
+        cut.append(piece)
+    return tuple(cut)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from dps.core.ranges import Checked, whole_argument, whole_from
+from dps.core.ranges import Checked, integer_argument, whole_from
 from dps.core.shard import Progress
 from dps.errors import ConfigurationError
 
@@ -61,7 +61,7 @@ Consistency = BSP | SSP | ASP
 
 def check_ahead(consistency: Consistency, ahead: int) -> None:
     """Refuse a number of own updates that a worker's weights must not lack."""
-    whole_argument("ahead", ahead, 0, "updates")
+    integer_argument("ahead", ahead, 0, "updates")
     if isinstance(consistency, ASP):
         return
     bound = consistency.tau if isinstance(consistency, SSP) else 0
@@ -74,7 +74,7 @@ def check_ahead(consistency: Consistency, ahead: int) -> None:
 
 
 def slack(consistency: Consistency, workers: Mapping[str, Progress], worker: str) -> int | None:
-    """Return how many gradients, besides one, a worker may compute before it reads weights."""
+    """Return how many gradients after the next one a worker may compute before it reads weights."""
     # Negative: it is too far ahead to read. None: there is no bound.
     known = workers.get(worker)
     if isinstance(consistency, ASP) or known is None or not known.active:

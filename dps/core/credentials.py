@@ -37,12 +37,12 @@ def masked(text: str) -> str:
 def masked_for(uri: str, text: str) -> str:
     """Return a message about an address, as `masked`, and without its user and password."""
     text = masked(text)
-    found = next(filter(None, map(_USER.search, _UP_TO_AT.findall(uri))), None)
-    user, _, password = found[2].partition(":") if found else ("", "", "")
+    match = next(filter(None, map(_USER.search, _UP_TO_AT.findall(uri))), None)
+    user, _, password = match[2].partition(":") if match else ("", "", "")
     secrets = [password, *(parameter[2] for parameter in _PARAMETER.finditer(uri))]
     # Both as written and percent-decoded.
     spelled = {spell(secret) for secret in secrets for spell in (str, unquote, unquote_plus)}
-    inner = {found for secret in spelled for found in _ODBC_PASSWORD.findall(secret)}
+    inner = {match for secret in spelled for match in _ODBC_PASSWORD.findall(secret)}
     for secret in sorted((spelled | inner) - {"", MASK}, key=len, reverse=True):
         text = text.replace(secret, MASK)
     for quote in ("'", '"') if user else ():

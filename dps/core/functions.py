@@ -78,13 +78,13 @@ class Changed:
 def parts(layout: ShardLayout, buffer: np.ndarray) -> dict[str, Part]:
     """Return the part of each array in a shard's buffer, without a copy."""
     # The blocks of an array lie side by side in the buffer.
-    found: dict[str, Part] = {}
+    by_name: dict[str, Part] = {}
     for name in dict.fromkeys(piece.block.name for piece in layout.pieces):
         pieces = [piece for piece in layout.pieces if piece.block.name == name]
         values = buffer[pieces[0].offset : pieces[-1].end].view(pieces[0].block.dtype)
         values.flags.writeable = False
-        found[name] = Part(values, tuple((p.block.start, p.block.stop) for p in pieces))
-    return found
+        by_name[name] = Part(values, tuple((p.block.start, p.block.stop) for p in pieces))
+    return by_name
 
 
 def carried_out(
@@ -98,8 +98,8 @@ def carried_out(
         pieces, values = _gathered(layout, here, changed.arrays)
         result = pack(changed.result)
         if result.nbytes > RESULT_BYTES:
-            most = f"at most {RESULT_BYTES} are kept"
-            raise ValueError(f"the result has {result.nbytes} bytes, {most}: return less")
+            limit = f"expected at most {RESULT_BYTES}"
+            raise ValueError(f"the result has {result.nbytes} bytes, {limit}; return less")
     except BaseException as error:
         # The traceback begins at the user's function.
         inner = error.__traceback__ and error.__traceback__.tb_next
@@ -126,12 +126,12 @@ def _gathered(
         raise refused("Changed: arrays", arrays, "a mapping of names to new values")
     for name, array in arrays.items():
         if name not in here:
-            raise ValueError(f"no array {name!r} is on this shard; there are: {listed(here)}")
+            raise ValueError(f"no array {name!r} is on this shard; expected one of {listed(here)}")
         if isinstance(array, np.ndarray):
             plain(f"new values of {name!r}", array)  # refuses masked ones
-        found, wanted = described(array), described(here[name].values)
-        if found != wanted:
-            raise ValueError(f"new values of {name!r} are {found}, expected {wanted}")
+        given, wanted = described(array), described(here[name].values)
+        if given != wanted:
+            raise ValueError(f"new values of {name!r} are {given}, expected {wanted}")
         if not all_finite(array):
             raise ValueError(f"new values of {name!r} hold NaN or infinity")
     pieces = tuple(i for i, piece in enumerate(layout.pieces) if piece.block.name in arrays)
@@ -188,8 +188,8 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
         arrays.append(value)
         return {"$": [value.dtype.str, value.shape, value.nbytes]}
     raise ConfigurationError(
-        f"{type(value).__name__} is neither None, a number, a text, an array of numbers nor a "
-        "list or a dict by text of such"
+        f"{type(value).__name__} cannot be sent, expected None, a number, a string, an array of "
+        "numbers, or a list or string-keyed dict of these"
     )
 
 
@@ -206,10 +206,10 @@ def average(arrays: Mapping[str, Part], mine: Mapping[str, np.ndarray], share: f
     result: dict[str, Any] = {}
     for name in sorted(mine.keys() & arrays.keys()):
         part, flat = arrays[name], mine[name].reshape(-1)
-        theirs = np.concatenate([flat[start:stop] for start, stop in part.spans])
+        pushed = np.concatenate([flat[start:stop] for start, stop in part.spans])
         weight = part.values.dtype.type(share)
         # A share of 1 replaces the old values, including NaN.
-        new[name] = theirs if share == 1 else (1 - weight) * part.values + weight * theirs
+        new[name] = pushed if share == 1 else (1 - weight) * part.values + weight * pushed
         result[name] = [[list(span) for span in part.spans], new[name]]
     return Changed(new, result)
 
@@ -234,14 +234,14 @@ def known_call(functions: Mapping[str, Function], name: str, arguments: Sequence
             raise ConfigurationError(f"an argument of function {name!r}: {error}") from None
     if isinstance(name, str) and name == AVERAGE:
         raise ConfigurationError(
-            f"there is no function {name!r}, which averaged buffers need; give "
-            "ParameterServer(functions=dps.torch.FUNCTIONS), or with others of your own, "
+            f"averaged buffers need the function {name!r}; give "
+            "ParameterServer(functions=dps.torch.FUNCTIONS), or with your own functions, "
             "functions={**dps.torch.FUNCTIONS, name: function}"
         )
     near = nearest(str(name), list(functions))
     hint = f"did you mean {near!r}? " if near else ""
     known = listed(functions) or "none; give ParameterServer(functions={name: function})"
-    raise ConfigurationError(f"there is no function {shown(name)}; {hint}registered are: {known}")
+    raise ConfigurationError(f"no function is named {shown(name)}; {hint}registered: {known}")
 
 
 def all_succeeded(replies: Sequence[np.ndarray | BaseException]) -> list[np.ndarray]:
@@ -252,9 +252,11 @@ def all_succeeded(replies: Sequence[np.ndarray | BaseException]) -> list[np.ndar
             raise error
     if failed:
         done = [str(shard) for shard in range(len(replies)) if shard not in failed]
-        where = f"carried out on shard {', '.join(done)}" if done else "carried out on no shard"
+        where = f"shard {', '.join(done)}" if done else "no shard"
         errors = "\n".join(str(error) for error in failed.values())
-        raise FunctionFailed(f"{errors}\nNothing of it was applied there; it was {where}.")
+        raise FunctionFailed(
+            f"{errors}\nNothing of it was applied there. It was applied on {where}."
+        )
     return [reply for reply in replies if isinstance(reply, np.ndarray)]
 
 

@@ -168,12 +168,12 @@ def in_all(records: Sequence[BatchRecord]) -> BatchRecord:
     >>> in_all([first, second])
     {'a': Applied(below=0, bits=b'\\x02')}
     """
-    found = {}
+    common = {}
     for epoch in set[str]().union(*records):
         each = [record.get(epoch, NONE) for record in records]
         begin = min(applied.below for applied in each)
-        found[epoch] = _applied(begin, reduce(and_, (applied.mask(begin) for applied in each)))
-    return found
+        common[epoch] = _applied(begin, reduce(and_, (applied.mask(begin) for applied in each)))
+    return common
 
 
 def lacking(applied: Applied, count: int) -> Iterator[range]:
@@ -197,11 +197,11 @@ def without_repeats(record: BatchRecord, operations: Iterable[Operation]) -> Ite
 
     The tick does not enter its batch, since the update that came before may yet be dropped.
     """
-    found = set[Batch]()
+    seen = set[Batch]()
     for op in operations:
-        repeated = op.batch is not None and (has(record, op.batch) or op.batch in found)
+        repeated = op.batch is not None and (has(record, op.batch) or op.batch in seen)
         if op.batch is not None:
-            found.add(op.batch)
+            seen.add(op.batch)
         yield as_tick(op) if repeated else op
 
 
@@ -227,8 +227,8 @@ def examples_of(source: Any) -> int:
         lengths = [examples_of(part) for part in parts]
         if len({*lengths}) != 1:
             raise ConfigurationError(
-                f"the parts of data have {lengths} examples, expected equal numbers: the examples "
-                "of the same index belong together"
+                f"the parts of data have {lengths} examples, expected equal numbers: entries with "
+                "the same index form one example"
             )
         return lengths[0]
     number = whole(source)
@@ -240,7 +240,7 @@ def examples_of(source: Any) -> int:
     if is_text or is_number or not is_sequence or hasattr(source, "__dask_graph__"):
         raise ConfigurationError(
             f"data is {type(source).__name__}, expected a number of examples, an array, a sequence "
-            "such as a list of files or a Dataset of torch, or a tuple or dict of these; or a Dask "
+            "such as a list of files or a torch Dataset, or a tuple or dict of these; or a Dask "
             "array, DataFrame or bag, or a tuple of collections"
         )
     return len(source)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
 
 BALANCED, CONSISTENT_HASH = "balanced", "consistent_hash"
-VIRTUAL_NODES, MOST_VIRTUAL_NODES = 64, 10_000
+VIRTUAL_NODES, MAX_VIRTUAL_NODES = 64, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class ConsistentHash(Checked):
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
-        if self.virtual_nodes > MOST_VIRTUAL_NODES:
-            expected = f"at most {MOST_VIRTUAL_NODES:,}"
+        if self.virtual_nodes > MAX_VIRTUAL_NODES:
+            expected = f"at most {MAX_VIRTUAL_NODES:,}"
             raise refused("ConsistentHash: virtual_nodes", self.virtual_nodes, expected)
 
 
@@ -109,8 +109,8 @@ def checked_placement(placement: object, servers: int | None) -> ConsistentHash 
         raise refused("placement", placement, known)
     if servers is None:
         raise ConfigurationError(
-            "consistent hashing needs servers=..., over how many nodes the shards are shared out; "
-            "without it each replica of each shard has a node of its own"
+            "consistent hashing needs servers=..., the number of nodes that share the shards; "
+            "without it, each replica has a separate node"
         )
     return chosen
 
@@ -179,16 +179,16 @@ def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> t
         held[shard].discard(fullest)
         loads[fullest] -= 1
         put(shard, emptiest, source)
-    found = sorted(sources.items(), key=lambda item: item[0][0])
-    return tuple(Move(shard, source, target) for (shard, target), source in found)
+    ordered = sorted(sources.items(), key=lambda item: item[0][0])
+    return tuple(Move(shard, source, target) for (shard, target), source in ordered)
 
 
 def moves_to(owners: Sequence[Sequence[H]], chains: Sequence[Sequence[H]]) -> tuple[Move[H], ...]:
     """Return the moves that bring each shard's replicas to its owners, as far as there are any."""
-    found = []
+    moves = []
     for shard, (wanted, chain) in enumerate(zip(owners, chains, strict=True)):
         leaving = [host for host in chain if host not in wanted]
         coming = [host for host in wanted if host not in chain]
         pairs = zip(leaving, coming, strict=False)
-        found += [Move(shard, source, target) for source, target in pairs]
-    return tuple(found)
+        moves += [Move(shard, source, target) for source, target in pairs]
+    return tuple(moves)

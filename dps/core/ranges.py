@@ -99,17 +99,17 @@ def number(expected: str, holds: Callable[[float], bool]) -> Check:
     """Return a check of a number; `expected` is for messages."""
 
     def check(name: str, value: Any) -> float:
-        found = real(value)
-        if found is None or not holds(found):
+        number = real(value)
+        if number is None or not holds(number):
             raise refused(name, value, expected)
-        return found
+        return number
 
     return check
 
 
 def whole_from(least: int, of: str) -> Check:
-    """Return a check of `whole_argument`."""
-    return lambda name, value: whole_argument(name, value, least, of)
+    """Return a check of `integer_argument`."""
+    return lambda name, value: integer_argument(name, value, least, of)
 
 
 argument_above_zero = number("a number above 0", lambda x: 0 < x < math.inf)
@@ -119,7 +119,7 @@ Positive = Annotated[float, argument_above_zero]
 Visible = Annotated[
     float, number(f"a number of {LEAST:.2g} or above", lambda x: LEAST <= x < math.inf)
 ]
-Fraction = Annotated[float, number("0 or more and below 1", lambda x: 0 <= x < 1)]
+Fraction = Annotated[float, number("at least 0 and below 1", lambda x: 0 <= x < 1)]
 Share = Annotated[float, number("a number above 0, at most 1", lambda x: 0 < x <= 1)]
 AboveOne = Annotated[float, number("more than 1", lambda x: 1 < x < math.inf)]
 Seed = Annotated[int, whole_from(0, "numbers below 2⁶³")]
@@ -146,11 +146,11 @@ def _checks(cls: type) -> dict[str, tuple[bool, Check]]:
     A field that a subclass redeclares as a plain `int`, for another default, is still checked.
     """
     base = cls.__mro__[1]
-    found = {} if base is object else dict(_checks(base))
+    by_field = {} if base is object else dict(_checks(base))
     try:
         hints = get_type_hints(cls, include_extras=True)
     except NameError:  # a type that only type checkers import, in a class of another package
-        return found
+        return by_field
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         hint = hints[field.name]
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -162,8 +162,8 @@ def _checks(cls: type) -> dict[str, tuple[bool, Check]]:
             if get_origin(kind) is Literal:
                 checks = (partial(one_of, known=get_args(kind)),)
             for check in filter(callable, checks):
-                found[field.name] = optional, check
-    return found
+                by_field[field.name] = optional, check
+    return by_field
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
@@ -174,7 +174,7 @@ def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
     return value
 
 
-def whole_argument(name: str, value: Any, least: int, of: str) -> int:
+def integer_argument(name: str, value: Any, least: int, of: str) -> int:
     """Return an argument as an int; refuse one that is no integer from `least` on."""
     number = whole(value)
     if number is None or not least <= number < 1 << 63:

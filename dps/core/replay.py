@@ -1,4 +1,4 @@
-"""What workers do while a shard is down, and how buffered gradients are applied afterwards.
+"""Policies for workers during the outage of a shard, and for applying their buffered gradients.
 
 A replay policy turns the buffered operations, oldest first, into those that the shard applies.
 Every update keeps its identity, so that none enters twice.

@@ -432,8 +432,8 @@ def _stretches(layout: ShardLayout, op: Operation, rule: UpdateRule | None) -> l
         row = piece.block.row if whole_rows else 0
         if whole_rows and not row:
             raise ConfigurationError(
-                f"the update rule needs whole rows, but the blocks of {piece.block.name!r} may "
-                "cut them: make the layout with whole_rows=True"
+                f"the update rule needs whole rows, but blocks of {piece.block.name!r} may split "
+                "them; create the layout with whole_rows=True"
             )
         if stretches and not row and stretches[-1][1:] == (begin, dtype, 0, own):
             begin = stretches.pop()[0]  # one stretch for a rule that treats elements on their own

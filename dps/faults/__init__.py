@@ -43,7 +43,7 @@ Unit = Literal["seconds", "updates"]
 Direction = Literal["both", "in", "out"]
 Way = Literal["signal", "requeue", "host"]
 
-LEAST_SHAPE = 0.01  # below it, gaps between failures overflow
+MIN_SHAPE = 0.01  # below it, gaps between failures overflow
 
 
 # -- targets -----------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Among:
 
     def __post_init__(self) -> None:
         of_role = self.pick != "each" or self.role is not None
-        require(of_role, "each is of a role; expected {role: server, pick: each}")
+        require(of_role, "each needs a role; expected {role: server, pick: each}")
 
     def __str__(self) -> str:
         role = "" if self.role is None else f"{self.role} "
@@ -274,8 +274,8 @@ class Every(Checked):
         one = (self.mtbf is None) != (self.updates is None)
         require(one, "expected exactly one of mtbf and updates")
         super().__post_init__()
-        if self.shape < LEAST_SHAPE:
-            raise refused("Every: shape", self.shape, f"{LEAST_SHAPE} or more")
+        if self.shape < MIN_SHAPE:
+            raise refused("Every: shape", self.shape, f"{MIN_SHAPE} or more")
 
     def __str__(self) -> str:
         mean = "s" if self.unit == "seconds" else "updates"
@@ -336,7 +336,7 @@ class Fault(Checked):
         each = isinstance(self.target, Among) and self.target.pick == "each"
         if each and not isinstance(self.when, Every):
             name = f"{type(self).__name__}: target"
-            raise refused(name, self.target, "every: as the moment, because each node has its own")
+            raise refused(name, self.target, "every: as the moment, one for each node")
 
     def __str__(self) -> str:
         comma = "," if isinstance(self.when, After) else ""
@@ -359,7 +359,7 @@ class Fault(Checked):
         return ", ".join(self.target) if isinstance(self.target, tuple) else str(self.target)
 
     def effect(self, hit: Hit) -> Effect:
-        """Return the effect on a node; kinds of your own override this."""
+        """Return the effect on a node; custom kinds override this."""
         raise LookupError(f"{type(self).__name__} has no effect(hit)")
 
 
@@ -410,10 +410,10 @@ class Kill(Fault):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.by == "requeue" and self.back_after != 1.0:
-            raise refused("Kill: back_after", self.back_after, "none: it comes back by itself")
+            raise refused("Kill: back_after", self.back_after, "none: the queue brings it back")
         same = not isinstance(self.target, Among) or self.target.pick == "each"
         if self.back_after is None and same and isinstance(self.when, Every):
-            raise refused("Kill: back_after", None, "seconds: what is gone cannot be killed again")
+            raise refused("Kill: back_after", None, "seconds: recurring kills need a replacement")
 
     @property
     def action(self) -> str:
@@ -423,7 +423,7 @@ class Kill(Fault):
     def describe(self) -> str:
         """Return the action, target, moment and duration in words."""
         if self.by == "requeue":
-            return f"{self}, back when the queue lets it"
+            return f"{self}, replaced when the queue restarts it"
         back = self.back_after
         return f"{self}, for good" if back is None else f"{self}, replaced after {back:g} s"
 
@@ -454,7 +454,7 @@ class Pause(Lasting):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.host and isinstance(self.when, During):
-            raise refused("Pause: host", True, "false, or another moment than one during a phase")
+            raise refused("Pause: host", True, "false: a moment during a phase hits one process")
 
 
 @dataclass(frozen=True)

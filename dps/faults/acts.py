@@ -59,13 +59,13 @@ class Striker:
             return self.miss(fault, node, _reason(error))
         gone = nodes.gone(node, PROOF_SECONDS)
         self._emit(Killed(began, fault, node, pid, updates, gone, by, nodes.account(node)))
-        still = f"process {pid} was still there {PROOF_SECONDS:g} s later"
+        still = f"process {pid} still existed {PROOF_SECONDS:g} s later"
         return gone or self.miss(fault, node, still)
 
     def pause(self, fault: int, node: str, updates: int, held: bool = False) -> bool:
         """Stop a node's process, unless `held` stopped it, and check that it is stopped."""
         if not held and node in self._nodes.pids and self._nodes.stopped(node, 0.0):
-            return self.miss(fault, node, "its process was stopped already")
+            return self.miss(fault, node, "its process was already stopped")
         began = self._clock.now()
         try:
             pid = self._nodes.pause(node)
@@ -87,7 +87,7 @@ class Striker:
         self._nodes.resume(node)
         running = self._nodes.running(node, PROOF_SECONDS)
         self._emit(Resumed(began, fault, node, pid, running))
-        still = f"process {pid} did not go on within {PROOF_SECONDS:g} s"
+        still = f"process {pid} did not continue within {PROOF_SECONDS:g} s"
         return running or self.miss(fault, node, still)
 
     def miss(self, fault: int, node: str, reason: str) -> bool:
@@ -152,7 +152,7 @@ class Acts(Striker):
             there = [name for name in names if name in nodes.pids and not nodes.gone(name, 0.0)]
             names = [name for name in there if not (pauses and nodes.stopped(name, 0.0))]
             if not names:
-                reason = "no such node was up"
+                reason = "no such node was running"
                 self._emit(FaultSkipped(self._clock.now(), number, fault.whom, reason))
                 return
         if not isinstance(fault, Kill | Pause):
@@ -191,7 +191,7 @@ class Acts(Striker):
             try:
                 self._hit_of(number, node).run(hide, fault.seconds)
             except (LookupError, OSError) as error:
-                reason = f"its monitor cannot be silenced: {_reason(error)}"
+                reason = f"its monitor could not be silenced: {_reason(error)}"
                 return self.miss(number, node, reason)
         struck = self.pause(number, node, updates, held)
         if struck:
@@ -216,7 +216,7 @@ class Acts(Striker):
                 self._nodes.start(replace(self._nodes.spec(node), name=name))
             except (DpsError, OSError) as error:
                 del self._awaited[name]
-                self.miss(number, node, f"nothing takes its place: {error}")
+                self.miss(number, node, f"it was not replaced: {error}")
 
     def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
         def wait() -> None:
@@ -270,15 +270,15 @@ class Acts(Striker):
         try:
             seen = effect.end()
         except (LookupError, OSError, DpsError) as error:
-            seen = Seen(f"it could not be taken back: {_reason(error)}", False)
+            seen = Seen(f"it could not be reverted: {_reason(error)}", False)
             if self._nodes.gone(node, 0.0):
-                unseen = "" if effect.proven else ", and no effect was seen before"
-                seen = Seen(f"its process has ended by then{unseen}", effect.proven)
+                unseen = "" if effect.proven else "; no effect was seen before"
+                seen = Seen(f"its process had ended{unseen}", effect.proven)
         self._emit(Undisturbed(self._clock.now(), number, node, seen.evidence))
         return seen
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, KeyError | ProcessLookupError):
-        return "there is no such process"
-    return str(error) or "there was no answer"
+        return "no such process"
+    return str(error) or "no answer"

@@ -124,7 +124,7 @@ class Hit:
         for node in self.ps.nodes:
             if node.name == self.node and not self.cluster.gone(self.node, 0.0):
                 return node
-        raise LookupError("there is no such process")
+        raise LookupError("no such process")
 
     def shards(self) -> set[int]:
         """Return the shards that the node serves now."""
@@ -287,7 +287,7 @@ class _Slowdown:
     def begin(self) -> Seen:
         """Take turns in a thread from now on, and observe the share of time that it is stopped."""
         if self._nodes.gone(self._node, 0.0):
-            raise ProcessLookupError("there is no such process")
+            raise ProcessLookupError("no such process")
         self._began = self._looked = self._now()
         self._running = self._platform.start(self._take_turns, f"dps-slow-{self._node}")
         until = self._began + min(LONGEST_PROOF, self._seconds / 2)
@@ -301,9 +301,9 @@ class _Slowdown:
         self._running.join()
         evidence, effective = self._seen()
         if self._nodes.gone(self._node, 0.0):
-            return Seen(f"{evidence}; it has ended by then", True)
+            return Seen(f"{evidence}; it had ended", True)
         if not self._nodes.running(self._node, PROOF_SECONDS):
-            return Seen(f"{evidence}; it did not go on within {PROOF_SECONDS:g} s", False)
+            return Seen(f"{evidence}; it did not continue within {PROOF_SECONDS:g} s", False)
         return Seen(evidence, effective)
 
     def _take_turns(self) -> None:
@@ -339,12 +339,12 @@ class _Slowdown:
         share = self._stopped / elapsed
         slower = 1 / max(1 - share, 1e-3)
         evidence = (
-            f"process {self._pid} was seen stopped for {share:.0%} of {elapsed:.2f} s, in "
+            f"process {self._pid} was stopped for {share:.0%} of {elapsed:.2f} s, in "
             f"{self._turns} turns ({slower:.2f} times slower)"
         )
         wanted = 1 + (self._factor - 1) / 2
         if slower < wanted:
-            evidence += f"; at least {wanted:g} times was wanted, for factor {self._factor:g}"
+            evidence += f"; expected at least {wanted:g} times, for factor {self._factor:g}"
         return Seen(evidence, slower >= wanted)
 
 
@@ -371,7 +371,7 @@ class _FullDisk:
             process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
             limit, _ = process.rlimit(psutil.RLIMIT_FSIZE)
         except psutil.NoSuchProcess:
-            raise ProcessLookupError("there is no such process") from None
+            raise ProcessLookupError("no such process") from None
         evidence = f"the limit of file sizes of process {process.pid} is {limit} bytes"
         return Seen(evidence, limit == 0)
 
@@ -382,7 +382,7 @@ class _FullDisk:
             self._process.rlimit(psutil.RLIMIT_FSIZE, (self._before, hard))
             state = "the limit is lifted"
         except psutil.NoSuchProcess:
-            state = "the process has ended by then"
+            state = "the process had ended"
         failed = self._failed(self._served | self._hit.shards())
         if not failed:
             return Seen(f"no write was tried; {state}", False)

@@ -29,7 +29,7 @@ from dps.faults import (
     Seat,
 )
 
-MOST_FAULTS = 1000
+MAX_FAULTS = 1000
 
 # An entry that is a plan is a recorded trace; each of its faults hits its target or the target's
 # replacement. The number in an `After` is the index of an entry here, and of a fault in a plan.
@@ -62,9 +62,10 @@ def expand(entries: Sequence[Entry], seed: int, names: Sequence[str] = ()) -> Fa
         for number, entry in enumerate(entries)
     ]
     first = [0, *accumulate(map(len, parts))]
-    if first[-1] > MOST_FAULTS:
+    if first[-1] > MAX_FAULTS:
         raise ConfigurationError(
-            f"there are {first[-1]:,} faults with all recurrences; expected {MOST_FAULTS:,} at most"
+            f"the plan has {first[-1]:,} faults with all recurrences; expected {MAX_FAULTS:,} at "
+            "most"
         )
     return tuple(_renumbered(fault, first) for part in parts for fault in part)
 
@@ -103,7 +104,7 @@ def _recurrences(fault: Fault, every: Every, rng: random.Random) -> Iterator[Fau
             lasts = fault.seconds
     scale = every.mean / math.gamma(1 + 1 / every.shape)
     now, free = rng.weibullvariate(scale, every.shape), 0.0
-    for _ in range(MOST_FAULTS):
+    for _ in range(MAX_FAULTS):
         if now > every.until:
             return
         if now >= free:  # a node that is down cannot fail
@@ -115,7 +116,7 @@ def _recurrences(fault: Fault, every: Every, rng: random.Random) -> Iterator[Fau
         now += rng.weibullvariate(scale, every.shape)
     if now <= every.until:
         raise ConfigurationError(
-            f"{fault.action} of {fault.whom}: more than {MOST_FAULTS} faults {every}; expected a "
+            f"{fault.action} of {fault.whom}: more than {MAX_FAULTS} faults {every}; expected a "
             "larger mean"
         )
 

@@ -68,7 +68,7 @@ class Injector:
     ) -> None:
         for fault in plan:
             single = not isinstance(fault.when, Between | Every)
-            require(single, f"{fault}: expected a plan that dps.faults.expand returned")
+            require(single, f"{fault}: expected a fault of a plan that dps.faults.expand returned")
         self._left = dict(sorted(enumerate(plan), key=lambda numbered: _order(*numbered)))
         self._emit = emit
         self._ps = ps
@@ -123,7 +123,7 @@ class Injector:
         at = f"{updates} updates and {self._clock.now() - self._began:.1f} s"
         for number, fault in self._left.items():
             if not fault.when.optional:
-                reason = f"the training ended at {at}, before it could be struck {fault.when}"
+                reason = f"the training ended at {at}, before the fault {fault.when}"
                 self._acts.miss(number, fault.whom, reason)
 
     # -- moments ---------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Injector:
             ended = when.fault not in self._left and not self._acts.is_beginning(when.fault)
             # The other fault may have taken effect since the first look, so look again.
             if ended and when.fault not in self._acts.took:
-                reason = f"fault {when.fault}, after which it was to come, had no effect"
+                reason = f"fault {when.fault}, which it follows, had no effect"
                 self._acts.miss(number, fault.whom, reason)
                 return True
         return False
@@ -175,7 +175,7 @@ class Injector:
         if names or fault.when.optional:
             self._acts.strike(number, fault, names, self._progress.updates, held)
         else:
-            self._acts.miss(number, fault.whom, "there was no such node then")
+            self._acts.miss(number, fault.whom, "no such node existed then")
 
     def _struck_during(self, phase: Phase, number: int, fault: Fault) -> bool:
         """Strike if the phase can be seen; return whether it was struck."""

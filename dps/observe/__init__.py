@@ -1,1 +1,1 @@
-"""What the library shows of a training while it runs: its history, views of it, its progress."""
+"""Views of a training while it runs: its history, its state and its progress."""

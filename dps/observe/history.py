@@ -62,8 +62,8 @@ class _Series:
 class History:
     """The history of one training. Thread-safe.
 
-    `frame` takes learning rates from the update `rule`. At most `limit` numbers are kept, besides
-    the last one of each series.
+    `frame` takes learning rates from the update `rule`. At most `limit` numbers are kept, in
+    addition to the last one of each series.
     """
 
     def __init__(self, rule: UpdateRule | None = None, limit: int = LIMIT) -> None:
@@ -136,8 +136,8 @@ def numbers_of(event: Event) -> list[Number]:
     if isinstance(event, Reported):
         versions = event.versions or (-1,) * len(event.times)
         rows = zip(event.times, versions, event.values, event.steps, strict=True)
-        who = event.worker, event.incarnation, event.name
-        return [Number(t, *who, version, value, report) for t, version, value, report in rows]
+        series = event.worker, event.incarnation, event.name
+        return [Number(t, *series, version, value, report) for t, version, value, report in rows]
     if isinstance(event, Evaluated):
         step = round(event.updates)
         scores = (("loss", event.loss), ("accuracy", event.accuracy))

@@ -32,7 +32,7 @@ from dps.observe.history import History, Number
 T = TypeVar("T")
 
 BATCH = 1000  # the most metrics that MLflow takes at once
-MOST_WAITING = 1_000_000  # numbers
+MAX_WAITING = 1_000_000  # numbers
 SEND_SECONDS = 0.5
 CLOSE_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
@@ -71,7 +71,7 @@ class Writer:
             from mlflow import MlflowClient, get_tracking_uri
         except RuntimeError as error:  # of pathlib, where a user has no name and no home
             raise ConfigurationError(
-                f"MLflow cannot be imported: {error} Set HOME to a folder that can be written"
+                f"MLflow cannot be imported: {error} Set HOME to a writable folder"
             ) from error
         self.uri = str(uri or get_tracking_uri())
 
@@ -174,12 +174,12 @@ def store_errors(uri: str) -> Iterator[None]:
 
 def unavailable(uri: str, error: Exception) -> StoreUnavailable:
     """Return an error with the store and the reason, without a user or a password."""
-    todo = "Make sure that it is up and lets you in"
+    todo = "Check that it runs and accepts your credentials"
     if uri.startswith(SQLITE):
-        todo = "Make it writable, or move the file away if it is damaged"
+        todo = "Make it writable, or move it away if it is damaged"
     return StoreUnavailable(
-        f"the tracking store {masked(uri)} cannot be used: {reason(uri, error)}. {todo}, or name "
-        "another one with MLFLOW_TRACKING_URI, such as sqlite:///mlflow.db."
+        f"the tracking store {masked(uri)} cannot be used: {reason(uri, error)}. {todo}, or set "
+        "MLFLOW_TRACKING_URI to another one, such as sqlite:///mlflow.db."
     )
 
 
@@ -188,7 +188,7 @@ def reason(uri: str, error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     text, plain = lines[0].rstrip("."), isinstance(error, OSError | ValueError | sqlite3.Error)
     if isinstance(error, UnicodeDecodeError):
-        text = "a name in it is no text"
+        text = "a name in it is not valid UTF-8"
     elif not text or not (plain or type(error).__module__.startswith(("mlflow.", "sqlalchemy."))):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return masked_for(uri, text)
@@ -223,7 +223,7 @@ def _reach(uri: str) -> None:
             parts = urlsplit(uri)
             place = parts.hostname or "", parts.port or _PORTS[kind]
         except ValueError:  # its text quotes the supposed port, perhaps a part of the password
-            reason = "it is no address; in a password, / is written as %2F, and @ as %40"
+            reason = "not an address; in a password, write %2F for / and %40 for @"
             raise ValueError(reason) from None
         proxies = getproxies().keys() & {kind, "all"} if kind in ("http", "https") else ()
         if not proxies or proxy_bypass(place[0]):
@@ -321,7 +321,7 @@ class MlflowRun:
         self._over.set()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            self._lacks("it does not keep up")
+            self._lacks("it is too slow")
             return
 
         def end() -> None:
@@ -335,10 +335,10 @@ class MlflowRun:
             self._lacks(str(error))
 
     def _put(self, numbers: Sequence[Number]) -> None:
-        if len(self._numbers) < MOST_WAITING:
+        if len(self._numbers) < MAX_WAITING:
             self._numbers.extend(numbers)
         else:
-            self._lacks("it does not keep up")
+            self._lacks("it is too slow")
 
     def _send_all(self) -> None:
         ended = False
@@ -372,8 +372,8 @@ class MlflowRun:
             if key != name and not self._renamed:
                 self._renamed = True
                 self._warn(
-                    f"MLflow takes no metric named {shown(name)}: it is {shown(key)} there. "
-                    "Letters, digits, spaces and / . - _ : are taken"
+                    f"MLflow does not accept the metric name {shown(name)}: recorded as "
+                    f"{shown(key)}. Use letters, digits, spaces and / . - _ :"
                 )
         return self._keys[name]
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 WINDOW_SECONDS = 10.0  # over which a rate is taken
 _APART = 0.2  # least seconds between two observations that are kept
 _NAMED = 3  # shards without copies that are named one by one
-_MOST_ROWS = 40  # in an HTML table
+_MAX_ROWS = 40  # in an HTML table
 _CELL = '<td style="text-align:left">'
 
 
@@ -133,7 +133,7 @@ class Listing(tuple[T, ...]):
     def _repr_html_(self) -> str:
         if not self:
             return "<i>none</i>"
-        return str(self._frame().to_html(index=False, border=0, max_rows=_MOST_ROWS))
+        return str(self._frame().to_html(index=False, border=0, max_rows=_MAX_ROWS))
 
     def _frame(self) -> pandas.DataFrame:
         import pandas as pd  # deferred: takes a second
@@ -236,7 +236,7 @@ class TrainingView:
             parts += [f"{_clock(self.left)} left"] if self.left is not None else []
             parts += [f"{self.running} of {len(self.workers)} workers running"]
         elif not self.workers:
-            parts += ["no worker was started"]
+            parts += ["no workers started"]
         else:
             parts += ["ended" if self.seconds is None else f"ended after {_clock(self.seconds)}"]
         failed = [f"{self.failed} of {len(self.workers)} workers failed"] if self.failed else []
@@ -382,7 +382,7 @@ _SENTENCES: dict[type[events.Event], str] = {
     events.Detected: "{e.node} detected as lost by the {e.by}; shard {e.shard} {state}",
     events.Failover: "{e}",
     events.LossReported: "shard {e.shard} has lost {least}{e.updates} acknowledged updates",
-    events.RolledBack: "all shards go back to cut {e.cut}, for shard {e.shard}",
+    events.RolledBack: "all shards restored to cut {e.cut}, because of shard {e.shard}",
     events.CapacityRestored: "{e.node} is up and replaces the lost node",
     events.Promoted: "shard {e.shard} continues at {e.node}, at version {e.version}",
     events.Restored: "shard {e.shard} restored at {e.node} from {source}",
@@ -392,12 +392,12 @@ _SENTENCES: dict[type[events.Event], str] = {
     events.CheckpointRefused: "shard {e.shard}: skipped a damaged checkpoint: {e.reason}",
     events.Moved: "shard {e.shard} moved from {e.source} to {e.target}, paused for "
     "{e.pause_seconds:.3f} s",
-    events.NodeLeaving: "{e.node} will leave: {why}",
-    events.NodeDrained: "{e.node} was emptied in {e.seconds:.1f} s",
+    events.NodeLeaving: "{e.node} is leaving: {why}",
+    events.NodeDrained: "{e.node} was drained in {e.seconds:.1f} s",
     events.NodeLeft: "{e.node} left, and nothing was lost",
     events.WorkerLeft: "{e.worker} {e.reason}",
 }
-_WHY = {"lifetime": "its lifetime is nearly over", "signal": "it received SIGTERM"}
+_WHY = {"lifetime": "its lifetime ends soon", "signal": "it received SIGTERM"}
 
 
 def sentence(event: events.Event) -> str | None:
@@ -413,7 +413,7 @@ def sentence(event: events.Event) -> str | None:
         "state": "continues" if getattr(event, "serving", False) else "is down",
         "least": "" if getattr(event, "exact", True) else "at least ",
         "source": restored_from(getattr(event, "source", ""), getattr(event, "version", 0)),
-        "still": "" if gone else ", but its process is still there",
+        "still": "" if gone else ", but its process still exists",
         "not_stopped": "" if stopped else ", but its process is not stopped",
         "resumed": "continues" if running else "does not continue",
         "proof": f" ({evidence})" if evidence else "",

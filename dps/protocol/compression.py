@@ -115,7 +115,9 @@ def _restored(op: Operation, section: Array, nbytes: int) -> Array:
     try:
         restored = block.decompress(section.tobytes(), uncompressed_size=nbytes)
     except block.LZ4BlockError as error:
-        raise ShapeMismatch(f"update {op.id}: its gradient cannot be unpacked: {error}") from error
+        raise ShapeMismatch(
+            f"update {op.id}: its gradient cannot be decompressed: {error}"
+        ) from error
     return np.frombuffer(restored, np.uint8)
 
 
@@ -156,7 +158,7 @@ def with_lists(op: Operation, known: Mapping[str, Array]) -> tuple[Operation, di
 
 def _filled(op: Operation, section: Section, keys: Array | None) -> Section:
     if keys is None:
-        raise KeysUnknown(f"update {op.id}: its list of indices is not here; send it again")
+        raise KeysUnknown(f"update {op.id}: its list of indices is not known here; send it again")
     if keys.nbytes != section.part.key_bytes:
         raise ShapeMismatch(f"update {op.id}: its list of indices has another length")
     return Section(replace(section.part, cached=""), keys, section.values)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 # Work on fewer bytes than this is quicker than handing it to a thread.
 INLINE_BYTES = 1 << 20
 # In a step of a rule, more cores would only wait for memory.
-MOST_CORES = 8
+MAX_CORES = 8
 # Fewer items are not worth another core, whose thread a busy machine may keep waiting.
 ITEMS_OF_A_CORE = 8
 
@@ -31,12 +31,12 @@ async def offload(work: Callable[[], T], nbytes: int) -> T:
 class Cores:
     """The cores that a server's steps may use: the caller's, and a thread for each further one.
 
-    Thread-safe. Results do not depend on the number of cores, which is at most `MOST_CORES` if it
+    Thread-safe. Results do not depend on the number of cores, which is at most `MAX_CORES` if it
     is not given.
     """
 
     def __init__(self, count: int | None = None) -> None:
-        self.count = count or min(MOST_CORES, available_cores())
+        self.count = count or min(MAX_CORES, available_cores())
         self._helpers = ThreadPoolExecutor(max(1, self.count - 1), "dps-core")
 
     def each(self, work: Callable[[T], object], items: Sequence[T]) -> None:

@@ -142,7 +142,7 @@ class Renewed(Message):
 
 
 class Sighted(Message):
-    """What a monitor sees of the processes on its host."""
+    """The view that a monitor has of the processes on its host."""
 
     monitor: str
     sightings: tuple[Sighting, ...]
@@ -414,7 +414,7 @@ class RowsAsked(Message):
 
 
 class ShardMetadata(Message):
-    """A shard's state besides its weights, and the epoch in which they were read."""
+    """A shard's state without its weights, and the epoch in which it was read."""
 
     epoch: int
     index: int
@@ -565,12 +565,12 @@ class Loss(Message):
 
     @property
     def restored_from(self) -> str:
-        """What the shard was restored from, in words."""
+        """The source of the restored state, in words."""
         return restored_from(self.source, self.version)
 
     def __str__(self) -> str:
         if not self.updates:
-            many = "may have lost acknowledged updates of a worker that was lost too"
+            many = "may have lost acknowledged updates of a lost worker"
         else:
             some = "" if self.exact else "at least "
             plural = "update" if self.updates == 1 else "updates"
@@ -580,7 +580,7 @@ class Loss(Message):
 
 
 class Brought(Message):
-    """What a shard was restored with; reply to `Restore`, and part of `Seeded`."""
+    """The state that a shard was restored with; reply to `Restore`, and part of `Seeded`."""
 
     source: str
     version: int

@@ -18,7 +18,7 @@ from dps.protocol.transport import Clock
 
 TRACE_LINES = 30
 FORGIVEN_SECONDS = 60.0  # a task that ran for this long has not failed repeatedly
-MOST_DOUBLINGS = 8
+MAX_DOUBLINGS = 8
 
 
 class Tasks:
@@ -55,7 +55,7 @@ class Tasks:
                 except Exception as error:  # noqa: BLE001 - passed to the owner
                     self._on_failure(error)
                 failures = failures + 1 if now() - began - rest < FORGIVEN_SECONDS else 0
-                rest = pause * 2 ** min(max(failures - 1, 0), MOST_DOUBLINGS)
+                rest = pause * 2 ** min(max(failures - 1, 0), MAX_DOUBLINGS)
 
         return self.start(kept())
 

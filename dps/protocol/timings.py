@@ -70,6 +70,6 @@ class Timings(Checked):
         Checked.__post_init__(self)
         require(
             self.hold < self.call,
-            f"Timings: hold={self.hold:g}, expected less than call={self.call:g}: otherwise a "
-            "request that is held would exceed the deadline of its call",
+            f"Timings: hold={self.hold:g}, expected less than call={self.call:g}: a held "
+            "request must end before the deadline of its call",
         )

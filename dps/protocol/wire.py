@@ -66,7 +66,7 @@ def message(cls: type) -> type:
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ConfigurationError(
             f"{cls.__module__}.{cls.__qualname__} cannot be registered to cross the wire: "
-            f"{known.__module__}.{known.__qualname__} has this name there; rename one of them"
+            f"{known.__module__}.{known.__qualname__} uses its name; rename one of them"
         )
     _TYPES[cls.__name__] = cls
     _VALUES[cls] = tuple if issubclass(cls, tuple) else _values_of(cls)

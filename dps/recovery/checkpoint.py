@@ -18,7 +18,7 @@ from typing import Annotated, Literal, ParamSpec, TypeVar
 
 from dps.core.arguments import Path
 from dps.core.checkpoint_interval import AutoInterval, WriteCosts
-from dps.core.ranges import Checked, Positive, whole_argument, whole_from
+from dps.core.ranges import Checked, Positive, integer_argument, whole_from
 from dps.core.shard import ShardState
 from dps.errors import (
     CheckpointCorrupt,
@@ -46,17 +46,17 @@ MOST = 10_000
 # Why features that change one shard alone are not supported if all are restored together.
 _REFUSALS: dict[Feature, str] = {
     "buffered gradients": (
-        "checkpoint with scope='all' does not go with outage=continue: gradients buffered for "
-        "the lost shard would be applied to its cut, but not to the other shards; use "
+        "checkpoint with scope='all' cannot be combined with outage=continue: gradients buffered "
+        "for the lost shard would be applied to its cut, but not to the other shards; use "
         "outage=wait, or scope='shard'"
     ),
     "functions": (
-        "functions do not go with checkpoint's scope='all': a cut of all shards would have to "
-        "contain a call on every shard or on none; use scope='shard'"
+        "checkpoint with scope='all' cannot be combined with functions: a cut could contain a "
+        "call on some of the shards; use scope='shard'"
     ),
     "moves": (
-        "shards cannot move under Checkpoint(scope='all'), which restores all of them together; "
-        "use scope='shard', or another durability, to choose or change the number of servers"
+        "Checkpoint(scope='all') restores all shards together, so they cannot move; use "
+        "scope='shard' or another durability to choose or change the number of servers"
     ),
 }
 
@@ -117,12 +117,12 @@ class Checkpoint(Durability):
         if every is None and self.seconds is None:
             every = CHECKPOINT_EVERY
         elif not (every is None or (isinstance(every, str) and every == "auto")):
-            every = whole_argument("Checkpoint: every", every, 1, "updates, or 'auto'")
+            every = integer_argument("Checkpoint: every", every, 1, "updates, or 'auto'")
         object.__setattr__(self, "every", every)
-        most = whole_argument("Checkpoint: most", most, least, f"updates, as least={least}")
+        most = integer_argument("Checkpoint: most", most, least, f"updates, as least={least}")
         object.__setattr__(self, "most", most)
         fits = every == "auto" or (least, most, self.mtbf) == (LEAST, MOST, None)
-        require(fits, "Checkpoint: least, most and mtbf go with every='auto' alone")
+        require(fits, "Checkpoint: least, most and mtbf need every='auto'")
 
     @property
     def at_risk(self) -> int | None:
@@ -171,7 +171,7 @@ class CheckpointPersistence(Persistence):
         files: Callable[[str, int, int], CheckpointFiles] = CheckpointFiles,
     ) -> None:
         if wanted.path is None:
-            raise ConfigurationError("checkpoint: no path was given")
+            raise ConfigurationError("checkpoint needs a path")
         self._shard, self._wanted = context.shard, wanted
         self._clock, self._emit, self._tasks = context.clock, context.emit, context.tasks
         # A folder for each group: epochs start again at 1, and would mix with those of other runs.
@@ -254,7 +254,9 @@ class CheckpointPersistence(Persistence):
         for checkpoint in await self._in_thread(self._files.published):
             if (state := await self._read(epoch, checkpoint)) is not None:
                 return state
-        raise StoreUnavailable(f"shard {self._shard}: no whole checkpoint in {self._wanted.path}")
+        raise StoreUnavailable(
+            f"shard {self._shard}: no complete checkpoint in {self._wanted.path}"
+        )
 
     async def _read(self, epoch: int, checkpoint: Published) -> ShardState | None:
         """Return a checkpoint's state; None if it is damaged, which is recorded."""
@@ -367,7 +369,7 @@ class CheckpointPersistence(Persistence):
             self._costs.fails()
             if isinstance(error, StaleEpoch):
                 self._refused = max(self._refused, epoch)
-            self._failed(epoch, str(error) or "there is no memory to write it")
+            self._failed(epoch, str(error) or "not enough memory to write it")
         else:
             self._costs.ends(self._clock.monotonic())
 
@@ -384,7 +386,7 @@ class CheckpointPersistence(Persistence):
 
     async def _write(self, epoch: int, state: ShardState, cut: int | None = None) -> None:
         def record_slow_write() -> None:
-            after = f"is not written after {SLOW_SECONDS:g} s; the write goes on"
+            after = f"is not written after {SLOW_SECONDS:g} s; the write continues"
             reason = f"version {state.version} {after}"
             self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, reason))
 
@@ -443,7 +445,7 @@ class CutPersistence(CheckpointPersistence):
                 self._begun = True
                 self._saved(state.version, self._clock.monotonic())
                 return state
-        raise CheckpointCorrupt(f"shard {self._shard}: there is no whole checkpoint of cut {cut}")
+        raise CheckpointCorrupt(f"shard {self._shard}: no complete checkpoint of cut {cut}")
 
     async def write_cut(self, epoch: int, cut: int, state: ShardState) -> None:
         """Write the shard's state in a cut."""
@@ -474,6 +476,6 @@ class CutPersistence(CheckpointPersistence):
             async with asyncio.timeout(timings.hold), self._ended:
                 await self._ended.wait_for(lambda: self._complete >= state.version)
         except TimeoutError:
-            raise StoreUnavailable("no cut could be completed in time") from None
+            raise StoreUnavailable("no cut was completed in time") from None
         except DpsError as error:
             raise StoreUnavailable(str(error)) from error

@@ -131,7 +131,7 @@ class CheckpointFiles:
                     self._fs.rm(path)
 
     def prune_cuts(self, epoch: int, oldest: int) -> None:
-        """Remove the files of cuts before `oldest`; what cannot be removed now stays."""
+        """Remove the files of cuts before `oldest`; keep files that cannot be removed now."""
         with suppress(Exception):
             for path, (of_epoch, _, cut) in self._files().items():
                 if cut is not None and cut < oldest and of_epoch <= epoch:
@@ -205,7 +205,7 @@ class CheckpointFiles:
         """The path of a data file that a manifest names; refuses files of other folders."""
         name = _NAME.fullmatch(file)
         if name is None or (name[4], name[5]) != ("safetensors", None):
-            raise CheckpointCorrupt(f"{self._folder}: {file!r} is no file of a checkpoint")
+            raise CheckpointCorrupt(f"{self._folder}: {file!r} is not a file of a checkpoint")
         return posixpath.join(self._folder, file)
 
     @contextmanager
@@ -221,7 +221,7 @@ class CheckpointFiles:
             raise CheckpointCorrupt(f"{error.filename}: {error.strerror}") from error
         except FileNotFoundError as error:
             if not self._fs.exists(path):
-                raise StoreUnavailable(f"{path} was removed meanwhile") from error
+                raise StoreUnavailable(f"{path} was removed during the read") from error
             raise CheckpointCorrupt(f"{path}: {error!r}") from error
         except Exception as error:
             raise StoreUnavailable(f"{path}: {error}") from error

@@ -177,7 +177,7 @@ class CoordinatorPart(Protocol):
 
     @property
     def wanted(self) -> tuple[Any, ...]:
-        """What the table asks all workers for."""
+        """Requests of the table to all workers."""
         ...
 
     async def restore(
@@ -289,7 +289,7 @@ class Durability(Checked):
         return Persistence()
 
     def metadata(self, epoch: int, state: ShardState) -> Any:
-        """Return what workers receive of a shard's state besides its weights, or None."""
+        """Return the part of a shard's state that workers receive with its weights, or None."""
         return None
 
     def worker_part(self, context: WorkerContext) -> Callable[[Any], None] | None:

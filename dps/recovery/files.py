@@ -36,8 +36,8 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)
-        what = "a folder" if stat.S_ISDIR(kind) else "a device or a pipe"
-        raise NotAFile(errno.EINVAL, f"It is {what}, not a file", os.fspath(path))
+        what = "Is a folder" if stat.S_ISDIR(kind) else "Is a device or a pipe"
+        raise NotAFile(errno.EINVAL, f"{what}, expected a file", os.fspath(path))
     return open(descriptor, "rb")
 
 
@@ -98,18 +98,18 @@ def shared_path(path: str | None) -> str:
     """Return an absolute checkpoint path; refuse one that nodes cannot share or with a secret."""
     if path is None:
         raise ConfigurationError(
-            "checkpoints need a path that all server nodes can reach: give "
+            "checkpoints need a path that all server nodes can reach: use "
             "recovery=Recovery(Checkpoint(path=...))"
         )
     if holds_secret(str(path)):
         raise ConfigurationError(
-            f"the path of checkpoints {masked(str(path))!r} holds a password, which would be "
-            "stored with it: provide it by the environment, as fsspec's package documents"
+            f"the checkpoint path {masked(str(path))!r} contains a password, which would be stored "
+            "with it: set it in the environment, as fsspec's package documents"
         )
     if in_memory(path):
         raise ConfigurationError(
-            f"checkpoints in {path!r} would be lost with the process that wrote them; give a path "
-            "that all server nodes can reach"
+            f"checkpoints in {path!r} would end with the process that wrote them; use a path that "
+            "all server nodes can reach"
         )
     return absolute(path)
 
@@ -165,10 +165,10 @@ def sealed(text: str) -> str:
 
 def unsealed(data: bytes) -> bytes:
     """Return the bytes of a text without its checksum; raises `ValueError` unless it fits."""
-    found = re.fullmatch(rb'(.+),"crc":"([0-9a-f]{8})"\}', data, re.DOTALL)
-    if found is None:
+    sealed = re.fullmatch(rb'(.+),"crc":"([0-9a-f]{8})"\}', data, re.DOTALL)
+    if sealed is None:
         raise ValueError("has no checksum: it was not written by dps, or was cut short")
-    text = found[1] + b"}"
-    if f"{crc32(text):08x}".encode() != found[2]:
+    text = sealed[1] + b"}"
+    if f"{crc32(text):08x}".encode() != sealed[2]:
         raise ValueError("does not match its checksum: it was changed after it was written")
     return text

@@ -1,7 +1,7 @@
 """Layers: acks wait for memory, and checkpoints are written below it in the background.
 
-- Written: what the durability above writes, and checkpoints, for which no ack waits.
-- Restored: from above or, if every copy above is lost, from the newest complete checkpoint. The
+- Written: the data of the durability above, and checkpoints, for which no ack waits. - Restored:
+from above or, if every copy above is lost, from the newest complete checkpoint. The
   coordinator decides which: a server cannot know which other process has the state.
 - Promised: what the durability above promises. If all its copies are lost, acked updates since the
   newest complete checkpoint are lost.

@@ -69,7 +69,7 @@ class Run:
 
     def __post_init__(self) -> None:
         if posixpath.basename(self.name) != self.name or self.name in ("", ".", ".."):
-            raise ValueError(f"its name is {self.name!r}, expected that of a folder")
+            raise ValueError(f"its name is {self.name!r}, expected the name of a folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Saved:
-    """What a group resumes from: its description, each shard's state, damaged checkpoints."""
+    """The source from which a group resumes: its description, the shards' states, damaged
+    checkpoints."""
 
     run: Run
     states: tuple[ShardState, ...]
@@ -104,7 +105,7 @@ class Saved:
         low, high = versions[0], versions[-1]
         version = f"version {low:,}" if low == high else f"versions {low:,} to {high:,}"
         applied = [f"{worker} {updates:,}" for worker, updates in sorted(self.applied.items())]
-        damaged = [f"{len(self.refused):,} damaged left out"] if self.refused else []
+        damaged = [f"{len(self.refused):,} damaged ones skipped"] if self.refused else []
         return f"<Saved {self.run.name}: {', '.join([version, listed(applied), *damaged])}>"
 
     @property
@@ -130,7 +131,7 @@ def from_text(data: bytes, path: str, kind: type[M], hint: str = "") -> M:
         packed = msgpack.packb(header, unicode_errors="surrogatepass")
         value = decode([np.frombuffer(packed, np.uint8)])
         if not isinstance(value, kind):
-            raise ValueError("it is of another kind")
+            raise ValueError("not a manifest of checkpoints")
         return value
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
         reason = in_a_line(str(error))
@@ -185,10 +186,10 @@ def find_saved(path: str) -> Saved:
             return Saved(run, states, tuple(refused))
     if not runs:
         raise StoreUnavailable(
-            f"{path}: no checkpoints of a parameter server ({FILE} is neither there nor in a "
-            "folder there)"
+            f"{path}: no checkpoints of a parameter server (expected {FILE} in this folder or in "
+            "one of its folders)"
         )
-    raise StoreUnavailable(f"{path}: there is no whole checkpoint of every shard")
+    raise StoreUnavailable(f"{path}: a shard has no complete checkpoint")
 
 
 def _runs(path: str) -> Iterator[tuple[Run, str]]:
@@ -241,7 +242,7 @@ def _newest(
             try:
                 state = files.read(checkpoint)
                 if state.values.dtype != np.uint8 or state.values.size != layout.nbytes:
-                    raise CheckpointCorrupt(f"{checkpoint.manifest}: it is of other parameters")
+                    raise CheckpointCorrupt(f"{checkpoint.manifest}: it has other parameters")
                 return state
             except CheckpointCorrupt as error:
                 refused.append(Refused(files.shard, checkpoint.manifest, str(error)))

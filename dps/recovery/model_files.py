@@ -52,9 +52,9 @@ class SavedModel:
 
     def __post_init__(self) -> None:
         if not all(map(_NAME.fullmatch, self.files)):
-            raise ValueError("it names other files than those of a saved model")
+            raise ValueError("it names files that are not of a saved model")
         if not len(self.files) == len(self.digests) == len(self.layout.shards):
-            raise ValueError("it does not name one file for each shard")
+            raise ValueError("expected one file for each shard")
 
 
 class Model(dict[str, np.ndarray]):
@@ -155,7 +155,7 @@ def _files_of(fs: Any, folder: str) -> tuple[str, ...]:
         return from_text(contents(fs, path), path, SavedModel).files
     except (CheckpointCorrupt, NotAFile) as error:
         raise ConfigurationError(
-            f"{path} is no manifest of a saved model: give another folder, or remove it"
+            f"{path} is not the manifest of a saved model: choose another folder, or remove it"
         ) from error
 
 
@@ -228,8 +228,8 @@ def load(path: Path) -> Model:
         data = contents(fs, posixpath.join(folder, MANIFEST))
     except FileNotFoundError as error:
         raise StoreUnavailable(
-            f"{path}: no saved model ({MANIFEST} is not there); ParameterServer.save makes one, "
-            "and ParameterServer.resume resumes from checkpoints"
+            f"{path}: no saved model ({MANIFEST} is missing); ParameterServer.save writes one, and "
+            "ParameterServer.resume reads checkpoints"
         ) from error
     except Exception as error:
         raise StoreUnavailable(f"{path}: {error}") from error

@@ -41,8 +41,8 @@ from dps.recovery.durability import Durability, Feature, Persistence, ServerCont
 
 _REFUSALS: dict[Feature, str] = {
     "functions": (
-        "functions do not go with partial_checkpoint: after a loss some blocks would have what a "
-        "call has changed, and others not; use checkpoint, chain or shared_store"
+        "partial_checkpoint cannot be combined with functions: after a loss, some blocks would "
+        "lack the changes of a call; use checkpoint, chain or shared_store"
     )
 }
 
@@ -70,7 +70,7 @@ class PartialCheckpoint(Durability):
     path
         Any fsspec path that all server nodes can reach. None: in `dps run`, a folder of the trial.
     keep
-        How many copies of all blocks to keep, besides older files that these copies need.
+        How many copies of all blocks to keep, in addition to older files that these copies need.
 
     Examples
     --------

@@ -106,7 +106,7 @@ def as_servers(servers: object, shards: int, recovery: Recovery) -> int:
     if not replicas <= number <= shards * replicas:
         each = "one replica" if replicas == 1 else f"{replicas} replicas"
         raise ConfigurationError(
-            f"servers={number}: {shards} shards with {each} each can be spread over {replicas} to "
-            f"{shards * replicas} servers; choose a number in this range, or start with more shards"
+            f"servers={number}, expected {replicas} to {shards * replicas} for {shards} shards "
+            f"with {each} each; choose a number in this range, or start with more shards"
         )
     return number

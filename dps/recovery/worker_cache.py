@@ -45,8 +45,8 @@ _REFUSALS: dict[Feature, str] = {
         "chain, checkpoint or shared_store"
     ),
     "filtered pulls": (
-        "worker_cache restores a shard from the weights that workers have read, which pull_filters "
-        "make less exact; use another durability, or leave the filters out"
+        "worker_cache restores a shard from the weights that workers read, and pull_filters make "
+        "these inexact; use another durability, or leave the filters out"
     ),
 }
 

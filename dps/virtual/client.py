@@ -119,7 +119,7 @@ class VirtualClient(Cluster):
         self._loop.probe = self.network.refuses
         monitor = VirtualMonitor[Process](lambda process: self.kill(process.name))
         path = f"{SCHEME}://{self._disk_name}"
-        self._shared = Shared(self._loop, self.network, self._tell, path, monitor)
+        self._shared = Shared(self._loop, self.network, self._emit, path, monitor)
         self._driver = self.network.process("driver")
         process = self.network.process("scheduler")
         self._scheduler = VirtualScheduler(self._shared, process)
@@ -237,7 +237,7 @@ class VirtualClient(Cluster):
 
     async def log_event(self, topic: str, message: Any) -> None:
         """Send an event to the handlers of its topic."""
-        self._tell(self._driver, topic, message)
+        self._emit(self._driver, topic, message)
 
     async def _identity(self, n_workers: int = -1) -> dict[str, Any]:
         await self._hop()
@@ -275,7 +275,7 @@ class VirtualClient(Cluster):
     def obstacle(self, name: str, act: Act) -> str | None:
         """Return why something cannot be done to a node's process; None if it can."""
         if act == "limit":
-            return f"{name} is a node on virtual time, whose disk is in memory and never full"
+            return f"{name} is a node on virtual time; its disk is in memory and cannot fill up"
         return self.NO_QUEUE if act in ("requeue", "host") else None
 
     def alive(self) -> list[VirtualWorker]:
@@ -366,7 +366,7 @@ class VirtualClient(Cluster):
 
     # -- events ----------------------------------------------------------------------------------
 
-    def _tell(self, process: Process, topic: str, message: Any) -> None:
+    def _emit(self, process: Process, topic: str, message: Any) -> None:
         """Deliver an event to the driver, if the process that sends it is alive."""
         if process.alive and topic in self._handlers:
             self.network.later(2 * self.profile.link.latency, self._receive, topic, message)

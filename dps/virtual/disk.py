@@ -118,7 +118,7 @@ class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
 
 
 class _Writer(io.BytesIO):
-    """A file that is being written; what is in it can be read at once."""
+    """A file that is being written; its content can be read at once."""
 
     def __init__(self, disk: VirtualDisk, path: str) -> None:
         super().__init__()

@@ -70,8 +70,8 @@ class Ports:
         now = self._loop.time()
         for transfer in {**self._out[source], **self._in[target]}:
             transfer.left -= transfer.rate * (now - transfer.since)
-            crowd = max(len(self._out[transfer.source]), len(self._in[transfer.target]))
-            transfer.rate, transfer.since = self._bandwidth / crowd, now
+            sharing = max(len(self._out[transfer.source]), len(self._in[transfer.target]))
+            transfer.rate, transfer.since = self._bandwidth / sharing, now
             if transfer.timer is not None:
                 transfer.timer.cancel()
             left = max(0.0, transfer.left) / transfer.rate

@@ -42,11 +42,11 @@ NAME = "virtual"  # of the monitor
 
 @dataclass(frozen=True)
 class Shared:
-    """What all processes of a virtual cluster share."""
+    """State that all processes of a virtual cluster share."""
 
     loop: BlockingLoop
     network: Network[Process]
-    tell: Callable[[Process, str, Any], None]  # delivers an event to the handlers of its topic
+    emit: Callable[[Process, str, Any], None]  # delivers an event to the handlers of its topic
     disk: str  # the path of the disk of all nodes
     monitor: VirtualMonitor[Process]
     numbers: Iterator[int] = field(default_factory=lambda: count(FIRST_PID))  # process ids
@@ -151,7 +151,7 @@ class VirtualPlatform(Platform):
     def _report_failure(self, future: Future[Any]) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            context = {"message": "work in the background failed", "exception": error}
+            context = {"message": "background work failed", "exception": error}
             self._loop.call_exception_handler(context)
 
 
@@ -299,7 +299,7 @@ class _Server:
         self.address = process.address
         self.dps_platform = VirtualPlatform(shared, process)
         self.rpc = partial(Peer, shared.network, process)
-        self.log_event = partial(shared.tell, process)
+        self.log_event = partial(shared.emit, process)
 
 
 @dataclass
@@ -314,7 +314,7 @@ class Task:
 class VirtualWorker(_Server):
     """A Dask worker on virtual time.
 
-    `busy` threads run tasks that ask for its role; `more_resources` are what it offers besides.
+    `busy` threads run tasks that ask for its role; `more_resources` are its further resources.
     """
 
     lifetime = None

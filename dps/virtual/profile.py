@@ -1,4 +1,4 @@
-"""What costs time on virtual nodes: links and ports, event loops, disks, starts and detection.
+"""Costs in time on virtual nodes: links and ports, event loops, disks, starts and detection.
 
 Costs are constants or follow a distribution; the shipped profiles have measured ones. Computing is
 no cost of nodes: a training function draws the duration of a gradient from `Gradient`, and sleeps.

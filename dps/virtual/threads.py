@@ -79,14 +79,16 @@ class BlockingLoop(VirtualLoop):
         """Find out whether a process listens, by an error, as there are no sockets."""
         if await self.probe(host, port):
             raise ConnectionRefusedError(f"no process listens at {host}:{port}")
-        raise OSError(f"a process listens at {host}:{port}, where only virtual processes connect")
+        raise OSError(
+            f"{host}:{port} belongs to a virtual process; only virtual processes can connect"
+        )
 
 
 def _sleep(seconds: float | SupportsIndex) -> None:
     if isinstance(getcurrent(), VirtualThread):
         raise ConfigurationError(
-            f"time.sleep({seconds}) on virtual time would block everything, and no time would "
-            "pass: a training function waits by worker.sleep(seconds)"
+            f"time.sleep({seconds}) would block virtual time; call worker.sleep(seconds) in the "
+            "training function"
         )
     REAL_SLEEP(seconds)
 
@@ -144,8 +146,8 @@ def settle(future: AnyFuture, ended: AnyFuture) -> None:
 class VirtualThread(greenlet):
     """A function that runs as if in a thread of a process; it starts at once.
 
-    `future` has its result or error, and is cancelled if it was killed. What a `killed` one
-    does while it ends has no effect.
+    `future` has its result or error, and is cancelled if it was killed. A `killed` one has no
+    effect while it ends.
     """
 
     def __init__(self, work: Callable[[], Any], loop: BlockingLoop, process: Process) -> None:

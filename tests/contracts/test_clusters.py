@@ -145,7 +145,7 @@ def says_what_is_possible(cluster: Cluster) -> None:
     for act in get_args(Act):
         assert (cluster.obstacle("worker-0", act) is None) == (act not in impossible), act
         if act in impossible & asked.keys():
-            with pytest.raises(ConfigurationError, match="jobs of Slurm"):
+            with pytest.raises(ConfigurationError, match="Slurm jobs"):
                 asked[act]("worker-0")
     assert "worker-0" in cluster.on_host_of("worker-0")
 

@@ -123,20 +123,20 @@ OTHER_RULE = "expected another update rule such as"
         (lambda: dps.DelayedProximal(-1.0, 1.0, 1, L1), "l_var=-1.0, expected a number"),
         (lambda: dps.StalenessAware(0.1), f"rule=0.1, {OTHER_RULE}"),
         (lambda: dps.StalenessAware(dps.StalenessAware(SGD)), OTHER_RULE),
-        (lambda: dps.StalenessAware(dps.DelayCompensated(SGD, 1)), "comes first"),
+        (lambda: dps.StalenessAware(dps.DelayCompensated(SGD, 1)), "must be outermost"),
         (lambda: dps.DelayCompensated(SGD, -1.0), "DelayCompensated: .*=-1.0, expected"),
         (lambda: dps.Clipped(SGD), "Clipped: expected norm=…, value=… or both"),
         (lambda: dps.Clipped(SGD, 1, -2), f"Clipped: value=-2, {ABOVE}"),
         (
             lambda: dps.Clipped(dps.DelayCompensated(dps.Clipped(SGD, 1), 1), 2),
-            "is clipped already",
+            "is already Clipped",
         ),
         (lambda: dps.StepDecay(0), "StepDecay: every=0, expected 1 or more whole updates"),
-        (lambda: dps.Cosine(10, 1.0), f"Cosine: least=1.0, expected 0 or more and {SHARE}"),
+        (lambda: dps.Cosine(10, 1.0), f"Cosine: least=1.0, expected at least 0 and {SHARE}"),
         (lambda: dps.WarmUp(10, 0.5), r"WarmUp: then=0.5, expected a schedule such as Cosine"),
         (lambda: dps.Scheduled(SGD, dps.Cosine), "Scheduled: schedule=.*expected a schedule"),
         (lambda: dps.Scheduled(dps.Scheduled(SGD, dps.Cosine(9)), dps.Cosine(9)), OTHER_RULE),
-        (lambda: dps.PerArray((("a", SGD), ("a", SGD))), r"optimizer\['a'\] is there twice"),
+        (lambda: dps.PerArray((("a", SGD), ("a", SGD))), r"optimizer\['a'\] is given twice"),
         (lambda: dps.SignificantlyModified(1.0, decay="1/sqrt(t)"), "decay=.*expected"),
         (lambda: dps.KKT(1.0, delta=2.0), "delta=2.0, expected"),
         (lambda: dps.RandomSkip(0.5, seed=1 << 63), "seed=.*expected"),
@@ -184,7 +184,7 @@ def test_a_path_is_text_or_path_like(monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_path("path", Path("~/b")) == as_path("path", "~/b") == "/home/me/b"
     assert as_path("path", "s3://bucket/~x") == "s3://bucket/~x"
     assert dps.Checkpoint(path=Path("~/c")).path == "/home/me/c"  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"^path='~no-one/a': there is no such home"):
+    with pytest.raises(ConfigurationError, match=r"^path='~no-one/a': no such home"):
         as_path("path", "~no-one/a")
     for odd in (b"a", "", "  ", "a\0", 3, None, ["a"]):
         with pytest.raises(ConfigurationError, match=r"^path=.*, expected a path"):

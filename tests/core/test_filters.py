@@ -298,11 +298,11 @@ def test_logistic_regression_comes_to_the_same_loss(filters: list[Filter], withi
     ("filters", "said"),
     [
         ([dps.TopK(0.1)], "filters=.*expected a mapping"),
-        ({"v": [dps.TopK(0.1)]}, "no such array; there are: w, b"),
-        ({"w": [dps.TopK]}, "is no filter"),
-        ({"w": [dps.TopK(0.1), dps.TopK(0.2)]}, "TopK is there twice; keep one"),
-        ({"w": [dps.Quantise("int8"), dps.TopK(0.1)]}, "first say which entries"),
-        ({"w": [dps.KKT(2.0)]}, "withholds what a proximal rule with an L1 penalty"),
+        ({"v": [dps.TopK(0.1)]}, "no such array; expected one of w, b"),
+        ({"w": [dps.TopK]}, "is not a filter"),
+        ({"w": [dps.TopK(0.1), dps.TopK(0.2)]}, "TopK is given twice; keep one"),
+        ({"w": [dps.Quantise("int8"), dps.TopK(0.1)]}, "expected a filter that selects"),
+        ({"w": [dps.KKT(2.0)]}, "needs a proximal rule with the same L1 penalty"),
     ],
 )
 def test_filters_that_cannot_work_are_refused(filters: Any, said: str) -> None:

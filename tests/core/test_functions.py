@@ -117,12 +117,12 @@ def test_a_follower_is_told_what_came_of_it_and_runs_nothing() -> None:
 @pytest.mark.parametrize(
     ("returned", "told"),
     [
-        (Changed({"x": np.zeros(3)}), "no array 'x' is on this shard; there are: b, w"),
+        (Changed({"x": np.zeros(3)}), "no array 'x' is on this shard; expected one of b, w"),
         (Changed({"b": np.zeros(4)}), r"float64\[4\], expected float64\[5\]"),
         (Changed({"b": [0.0] * 5}), "are list"),  # type: ignore[dict-item]
         (Changed({"b": np.full(5, np.nan)}), "hold NaN or infinity"),
-        (Changed({"b": np.zeros(5)}, {1, 2}), "set is neither None, a number"),
-        (np.array([object()]), "ndarray is neither"),
+        (Changed({"b": np.zeros(5)}, {1, 2}), "set cannot be sent, expected None, a number"),
+        (np.array([object()]), "ndarray cannot be sent"),
         (np.zeros(RESULT_BYTES), "return less"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -152,5 +152,5 @@ def test_what_is_packed_comes_back_and_numbers_of_numpy_as_plain_ones() -> None:
 
 
 def test_what_cannot_be_packed_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"^function is neither"):
+    with pytest.raises(ConfigurationError, match=r"^function cannot be sent"):
         pack([test_what_cannot_be_packed_is_named])

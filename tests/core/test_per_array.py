@@ -179,16 +179,16 @@ def test_a_full_name_goes_first_then_the_first_that_fits_then_the_rest(
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        ({}, "optimizer: expected the rule of one array at least"),
-        ({"a": SGD(1)}, "no rule for 'b'; name it, or add '\\*' for all that are not named"),
+        ({}, "optimizer: expected a rule for at least one array"),
+        ({"a": SGD(1)}, "no rule for 'b'; add one, or add '\\*' for all other arrays"),
         (
             {"*": SGD(1), "c": SGD(1)},
-            r"optimizer\['c'\]: no array or table .*: a, b",
+            r"optimizer\['c'\]: no such array or table; expected one of a, b",
         ),
         ({"a": SGD, "*": SGD(1)}, r"optimizer\['a'\]=<class .*expected an update rule such as"),
         ({"": SGD(1)}, "optimizer: name='', expected the name of an array"),
-        ({"*": Clipped(SGD(1), 1.0)}, r"a gradient is clipped as a whole; put Clipped"),
-        ({"*": PerArray((("*", SGD(1)),))}, r"optimizer\['\*'\] has rules by names within it"),
+        ({"*": Clipped(SGD(1), 1.0)}, r"clipping applies to the whole gradient; put Clipped"),
+        ({"*": PerArray((("*", SGD(1)),))}, r"optimizer\['\*'\]: PerArray cannot be nested"),
         (
             Scheduled(PerArray((("*", Scheduled(SGD(1), Cosine(9))),)), Cosine(9)),
             "Scheduled: rule=Scheduled.*expected another update rule",

@@ -157,7 +157,7 @@ def test_groups_are_the_same_however_the_parameters_are_placed(
 
 def test_rows_that_blocks_may_cut_are_refused() -> None:
     model = Model.of(w=np.zeros((4, 3)))
-    with pytest.raises(ConfigurationError, match="whole rows, but the blocks of 'w' may cut them"):
+    with pytest.raises(ConfigurationError, match="whole rows, but blocks of 'w' may split them"):
         model.apply(GROUPED, model.state(GROUPED), model.gradient("a", 1))
 
 

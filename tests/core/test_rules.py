@@ -112,7 +112,7 @@ def test_accumulated_gradients_make_one_step_with_their_mean() -> None:
 
 
 def test_accumulated_is_not_for_itself_nor_for_sparse_tables() -> None:
-    with pytest.raises(ConfigurationError, match="accumulates gradients already"):
+    with pytest.raises(ConfigurationError, match="already Accumulated"):
         Accumulated(WeightDecay(Accumulated(SGD(0.1), 2), 0.1), 2)
     tables = [SparseSpec("t", 2)]
     with VirtualCluster() as cluster, pytest.raises(ConfigurationError, match="is a sparse table"):

@@ -104,8 +104,8 @@ def test_nodes_are_killed_in_the_order_of_the_updates_and_capacity_comes_back(
     assert restored.t - first.t >= 0.5
     missed = {m.fault: m.reason for m in broken.events.of(FaultMissed)}
     assert missed.keys() == {2, 3}
-    assert missed[2] == "there is no such process"
-    assert "before it could be struck at 1000000000 updates" in missed[3]
+    assert missed[2] == "no such process"
+    assert "before the fault at 1000000000 updates" in missed[3]
 
 
 def test_a_paused_node_stops_for_so_long_and_goes_on_at_the_end_at_the_latest(
@@ -128,7 +128,7 @@ def test_a_paused_node_stops_for_so_long_and_goes_on_at_the_end_at_the_latest(
     assert broken.events.of(Resumed)[-1].fault == 1
     assert broken.events.of(Resumed)[-1].running
     (missed,) = broken.events.of(FaultMissed)
-    assert missed.reason.endswith("before it could be struck while a shard is restored")
+    assert missed.reason.endswith("before the fault while a shard is restored")
 
 
 def test_a_pause_without_effect_is_missed_and_so_is_what_was_to_follow_it(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_a_pause_without_effect_is_missed_and_so_is_what_was_to_follow_it(tmp_pa
         eventually(lambda: len(broken.events.of(FaultMissed)) == 3, SECONDS)
     assert {m.fault: m.reason for m in broken.events.of(FaultMissed)} == {
         0: f"process {paused.pid} did not stay stopped",
-        1: "there is no such process",
-        2: "fault 1, after which it was to come, had no effect",
+        1: "no such process",
+        2: "fault 1, which it follows, had no effect",
     }
 
 
@@ -161,8 +161,8 @@ def test_a_node_may_be_killed_while_it_is_paused(tmp_path: Path) -> None:
         assert killed.gone
         eventually(lambda: len(broken.events.of(FaultMissed)) == 2, SECONDS)
     assert {m.fault: m.reason for m in broken.events.of(FaultMissed)} == {
-        1: "its process was stopped already",
-        3: "there is no such process",
+        1: "its process was already stopped",
+        3: "no such process",
     }
     assert not broken.events.of(Resumed)
 

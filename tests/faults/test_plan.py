@@ -34,7 +34,7 @@ SOON = AtUpdates(1)
         (Kill("server-0", SOON), "kill server-0 at 1 updates, replaced after 1 s"),
         (
             Kill(Seat("server-0"), SOON, by="requeue"),
-            "requeue server-0 or its replacement at 1 updates, back when the queue lets it",
+            "requeue server-0 or its replacement at 1 updates, replaced when the queue restarts it",
         ),
         (
             Kill(Among("random", "server"), SOON, by="host"),
@@ -59,12 +59,15 @@ def test_a_fault_describes_itself(fault: Fault, text: str) -> None:
     [
         (lambda: Kill("server-0", AtUpdates(0)), "AtUpdates: updates=0, expected 1 or more"),
         (lambda: Kill("server-0", SOON, -0.5), "Kill: back_after=-0.5"),
-        (lambda: Kill("server-0", SOON, None, "requeue"), "it comes back by itself"),
-        (lambda: Kill("server-0", Every(mtbf=1, until=9), None), "cannot be killed again"),
+        (lambda: Kill("server-0", SOON, None, "requeue"), "the queue brings it back"),
+        (
+            lambda: Kill("server-0", Every(mtbf=1, until=9), None),
+            "recurring kills need a replacement",
+        ),
         (lambda: Kill("server-0", After(0, -1.0)), "After: seconds=-1.0"),
         (lambda: Kill("server-0", During("lunch")), "During: phase='lunch'"),  # type: ignore[arg-type]
         (lambda: Kill(3, SOON), "expected a node as target"),
-        (lambda: Kill(Among("each", "server"), SOON), "because each node has its own"),
+        (lambda: Kill(Among("each", "server"), SOON), "as the moment, one for each node"),
         (lambda: Pause("server-0", SOON, 0.0), "Pause: seconds=0"),
         (lambda: Pause("server-0", During("recovery"), host=True), "Pause: host=True"),
         (lambda: Slow("server-0", SOON, factor=1.0), "Slow: factor=1.0, expected more than 1"),

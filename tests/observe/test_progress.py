@@ -44,7 +44,7 @@ def test_the_line_reports_how_much_is_left_where_that_is_known() -> None:
     assert ENDED.left is None, "nobody computes what is left"
     assert ENDED.line() == "1,000 of 1,000 gradients · 0.0/s · ended after 0:01:02"
     assert replace(ENDED, seconds=None).line().endswith("ended")
-    assert replace(HALF, workers=Listing()).line().endswith("no worker was started")
+    assert replace(HALF, workers=Listing()).line().endswith("no workers started")
     more = replace(HALF, done=1200)
     assert (more.fraction, more.left) == (1.0, 0.0)
 

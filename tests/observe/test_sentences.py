@@ -28,9 +28,9 @@ REPLICA = ("replica", 0, "", 0, True)
     [
         (
             Failover(0.0, 2, 4, "server-2", "client", 0.25, "spare-0", True, 1, 1, *RESTORED),
-            "shard 2: node server-2 was lost (noticed by the client), node spare-0 took over after "
-            "0.25 s; restored from its checkpoint at version 90, because its server was lost; at "
-            "least 7 acknowledged updates were lost",
+            "shard 2: node server-2 was lost (detected by the client), node spare-0 took over "
+            "after 0.25 s; restored from its checkpoint at version 90, because its server was "
+            "lost; at least 7 acknowledged updates were lost",
         ),
         (
             Failover(0.0, 2, 4, "a, b", "lease", 1.5, "c", False, 1, 3, *REPLICA),
@@ -48,7 +48,7 @@ REPLICA = ("replica", 0, "", 0, True)
         (Killed(0.0, 0, "a", 1, 9, gone=True), "a killed after 9 updates, by signal"),
         (
             Killed(0.0, 0, "a", 1, 9, gone=False),
-            "a killed after 9 updates, by signal, but its process is still there",
+            "a killed after 9 updates, by signal, but its process still exists",
         ),
         (
             Killed(0.0, 0, "a", 1, 9, True, "requeue", "job 7 is pending"),
@@ -61,8 +61,8 @@ REPLICA = ("replica", 0, "", 0, True)
         ),
         (Resumed(0.0, 0, "a", 1, running=True), "a continues"),
         (Resumed(0.0, 0, "a", 1, running=False), "a does not continue"),
-        (NodeLeaving(0.0, "a", "server", "lifetime"), "a will leave: its lifetime is nearly over"),
-        (NodeLeaving(0.0, "a", "server", "signal"), "a will leave: it received SIGTERM"),
+        (NodeLeaving(0.0, "a", "server", "lifetime"), "a is leaving: its lifetime ends soon"),
+        (NodeLeaving(0.0, "a", "server", "signal"), "a is leaving: it received SIGTERM"),
         (WorkerLeft(0.0, "worker-1", 0, "lost"), "worker-1 lost"),
         (
             Restored(1.0, 0, 2, "server-0", 5, "checkpoint"),

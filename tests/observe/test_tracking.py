@@ -92,8 +92,8 @@ def test_names_and_numbers_that_mlflow_does_not_take_cost_no_others(tmp_path: Pa
     told: list[str] = []
     run = logged_at(uri, told.append)
     assert told == [
-        "MLflow takes no metric named 'worker-0/recall@10': it is 'worker-0/recall_10' there. "
-        "Letters, digits, spaces and / . - _ : are taken"
+        "MLflow does not accept the metric name 'worker-0/recall@10': recorded as "
+        "'worker-0/recall_10'. Use letters, digits, spaces and / . - _ :"
     ]
     store = mlflow.MlflowClient(uri)
     logged = store.get_run(run.id).data.metrics

@@ -137,7 +137,7 @@ def test_the_name_of_what_never_travels_is_free_for_users(
 
 def test_the_name_of_an_update_rule_is_not_free_for_users() -> None:
     assert decode(encode(dps.Adam())) == dps.Adam()
-    with pytest.raises(ConfigurationError, match=r"Adam.*has this name"):
+    with pytest.raises(ConfigurationError, match=r"Adam.*uses its name"):
         wire.message(make_dataclass("Adam", [], frozen=True))
 
 

@@ -219,7 +219,7 @@ def test_a_write_that_takes_long_is_told_of_while_it_goes_on(
         assert not events(s, CheckpointFailed)
         await asyncio.sleep(SLOW_SECONDS)
         (told,) = events(s, CheckpointFailed)
-        assert told.reason == "version 1 is not written after 30 s; the write goes on"
+        assert told.reason == "version 1 is not written after 30 s; the write continues"
         done.set()
         await until(lambda: events(s, CheckpointWritten)[-1].version == 1, within=1.0)
 

@@ -260,7 +260,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_taken_for_a_damage
     (found,) = place.files.published()
     for path in place.fs.find(place.root):
         place.fs.rm(path)
-    with pytest.raises(StoreUnavailable, match="removed meanwhile"):
+    with pytest.raises(StoreUnavailable, match="removed during the read"):
         place.files.read(found)
 
 

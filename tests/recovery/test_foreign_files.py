@@ -71,7 +71,7 @@ def test_a_checkpoint_that_is_no_file_is_damaged(tmp_path: Path, what: str) -> N
     pipe(file)
     error = raised_by(lambda: files.read(files.published()[0]))
     assert isinstance(error, CheckpointCorrupt)
-    assert f"{file}: It is a device or a pipe" in str(error)
+    assert f"{file}: Is a device or a pipe" in str(error)
     assert isinstance(raised_by(lambda: find_saved(str(tmp_path))), StoreUnavailable)
 
 
@@ -96,7 +96,7 @@ def test_a_part_may_name_no_file_but_those_of_its_folder(tmp_path: Path, name: s
     manifest.write_text(sealed(json.dumps(said)))
     error = raised_by(lambda: CheckpointFiles(str(tmp_path), 0, 1).read(files.published()[0]))
     assert isinstance(error, CheckpointCorrupt)
-    assert f"{named!r} is no file of a checkpoint" in str(error)
+    assert f"{named!r} is not a file of a checkpoint" in str(error)
 
 
 def test_a_group_goes_on_from_its_own_folder_whatever_its_name_was(tmp_path: Path) -> None:
@@ -109,5 +109,5 @@ def test_a_group_goes_on_from_its_own_folder_whatever_its_name_was(tmp_path: Pat
     write_run(run_of(tmp_path / "mine"))
     (tmp_path / "mine" / "g" / FILE).rename(tmp_path / "empty" / "h" / FILE)
     (tmp_path / "mine" / "renamed").rename(tmp_path / "empty" / "g")
-    with pytest.raises(StoreUnavailable, match="no whole checkpoint"):
+    with pytest.raises(StoreUnavailable, match="no complete checkpoint"):
         find_saved(str(tmp_path / "empty" / "h"))

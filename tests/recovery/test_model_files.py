@@ -109,10 +109,10 @@ def test_damage_and_missing_files_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_no_saved_model_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=r"ParameterServer\.save makes one"):
+    with pytest.raises(StoreUnavailable, match=r"ParameterServer\.save writes one"):
         load(tmp_path)
     (tmp_path / MANIFEST).write_text('{"name": "of something else"}')
-    with pytest.raises(ConfigurationError, match="no manifest of a saved model"):
+    with pytest.raises(ConfigurationError, match="not the manifest of a saved model"):
         saved(tmp_path)
     with pytest.raises(CheckpointCorrupt):
         load(tmp_path)

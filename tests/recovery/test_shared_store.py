@@ -209,6 +209,6 @@ def test_the_cause_of_a_failover_is_no_store_that_only_buffers_gradients() -> No
         await s.lose()
         await until(lambda: happened(s, Failover), 8 * LEASE)
         (failover,) = happened(s, Failover)
-        assert failover.cause == "its server was lost and nothing kept its state"
+        assert failover.cause == "its server was lost, and its state was not kept elsewhere"
 
     in_world(scenario, shards=1, recovery=Recovery(NoDurability(), Continue()))

@@ -32,7 +32,8 @@ def test_presets_are_the_strategies_of_the_literature() -> None:
         (lambda: Checkpoint(scope="some"), "Checkpoint: scope='some', expected 'shard' or 'all'"),  # type: ignore[arg-type]
         (
             lambda: Recovery(Checkpoint(scope="all"), Continue()),
-            "checkpoint with scope='all' does not go with outage=continue: gradients buffered for",
+            "checkpoint with scope='all' cannot be combined with outage=continue: gradients "
+            "buffered for",
         ),
         (
             lambda: Checkpoint(every="auto", least=5, most=4),
@@ -40,7 +41,7 @@ def test_presets_are_the_strategies_of_the_literature() -> None:
         ),
         (
             lambda: Checkpoint(every=5, mtbf=60.0),
-            "Checkpoint: least, most and mtbf go with every='auto' alone",
+            "Checkpoint: least, most and mtbf need every='auto'",
         ),
         (
             lambda: PartialCheckpoint(share=0),

@@ -134,7 +134,7 @@ def test_a_host_with_jobs_of_others_is_not_taken() -> None:
         here = ["squeue", "-h", "-t", "running", "-j", job, "-o", "%i"]
         try:
             eventually(lambda: subprocess.run(here, capture_output=True).stdout, SECONDS)
-            with pytest.raises(ConfigurationError, match=f"jobs of others.*{job}"):
+            with pytest.raises(ConfigurationError, match=f"would end other jobs.*{job}"):
                 cluster.take_host("server-0")
         finally:
             subprocess.run(["scancel", job], check=True)

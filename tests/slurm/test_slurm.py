@@ -17,6 +17,7 @@ from dps.cluster.backends.jobs import Jobs
 from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.errors import CapacityError, ConfigurationError
+from tests.docs.pages import fences
 from tests.slurm.there import CLUSTER, go
 from tests.support.tls import ports_below, said_plainly
 from tests.support.training import SECONDS, nodes
@@ -93,6 +94,21 @@ def test_an_experiment_runs_as_jobs_from_yaml(tmp_path: Path) -> None:
     assert [row["status"] for row in found] == ["valid", "valid"]
     assert [row["updates_lost"] for row in found] == [0, 0]
     eventually(lambda: not in_queue(), SECONDS)
+
+
+def test_all_trials_run_in_the_allocation_of_the_page(tmp_path: Path) -> None:
+    (script,) = (f.text for f in fences("bash") if f.page == "docs/howto/slurm.md")
+    (tmp_path / "job.sh").write_text(script)
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump(CONFIG | {"recovery": "none", "seeds": [0, 1]})
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["sbatch", "--wait", "--partition=ps", "--ntasks=3", "job.sh"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path})
+    log = "".join(each.read_text() for each in tmp_path.glob("slurm-*.out"))
+    assert done.returncode == 0, log
+    shown = dps(tmp_path, "results", "jobs", "--json")
+    assert [row["status"] for row in json.loads(shown.stdout)["trials"]] == ["valid", "valid"]
 
 
 def test_nothing_is_left_in_the_queue_by_a_driver_that_is_killed(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def waiting(flag: Path, session: Session) -> None:
 
 def recovering(recovery: Recovery, session: Session) -> None:
     """Ask for a recovery that could not be gone on from."""
-    with LocalCluster([], security="off", tell=lambda text: None) as cluster:
+    with LocalCluster([], security="off", notify=lambda text: None) as cluster:
         session.parameter_server(cluster.client, params(), recovery=recovery)
 
 

@@ -107,6 +107,7 @@ def test_rows_and_parameters_are_trained_as_by_torch(each: Callable[[Worker], No
         VirtualCluster(servers=2) as cluster,
         ParameterServer(cluster, start, tables=TABLES, shards=2, optimizer=SGD(RATE)) as ps,
     ):
+        assert "parameters=12 and the rows of tables" in repr(ps)
         cluster.gather(ps.run(each, workers=1))
         expected = by_torch()
         for name, array in ps.pull().items():

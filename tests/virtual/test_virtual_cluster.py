@@ -295,7 +295,7 @@ def test_a_fault_that_did_not_happen_is_told() -> None:
 
 def test_faults_without_a_training_are_told() -> None:
     with (
-        pytest.warns(UserWarning, match="no fault happened"),
+        pytest.warns(UserWarning, match="no planned fault happened"),
         VirtualCluster(faults=[Kill("server-0", AtUpdates(1))]),
     ):
         pass
@@ -441,7 +441,9 @@ def test_evaluation_happens_beside_the_training() -> None:
 
 
 def test_a_fault_that_cannot_be_simulated_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match=r"fault 0 .*server-0 .* in memory and never full"):
+    with pytest.raises(
+        ConfigurationError, match=r"fault 0 .*server-0 .* in memory and cannot fill up"
+    ):
         VirtualCluster(faults=[DiskFull("server-0", AtUpdates(10))])
 
 

@@ -75,8 +75,8 @@ def failing_together(hosts: Mapping[str, str]) -> tuple[str, ...]:
             if name < other and host == there and must_be_apart(name, other):
                 together[host] |= {name, other}
     return tuple(
-        f"{', '.join(sorted(names))} share a host, because there are too few: recovery from the "
-        "loss of that host as a whole is not possible"
+        f"{', '.join(sorted(names))} share a host, because there are too few hosts: training "
+        "cannot recover from the loss of that host"
         for names in together.values()
     )
 
@@ -111,8 +111,8 @@ def too_few(specs: Sequence[NodeSpec], able: Collection[Offer]) -> CapacityError
         for r in resources
     )
     roles = Counter(offer.resource for offer in able if offer.resource is not None)
-    found = ", ".join(f"{roles[r]} as {r}" for r in resources) if roles else "without roles"
+    offered = ", ".join(f"{roles[r]} as {r}" for r in resources) if roles else "without roles"
     return CapacityError(
-        f"the deployment has too few Dask workers: needed are {len(specs)} ({needed}); there are "
-        f"{len(able)} ({found}). Start more of them, or ask for fewer shards, replicas or workers."
+        f"the deployment has {len(able)} usable Dask workers ({offered}), expected {len(specs)} "
+        f"({needed}). Start more Dask workers, or reduce the shards, replicas or workers."
     )

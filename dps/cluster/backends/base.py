@@ -57,8 +57,7 @@ class Cluster(ABC):
 
     # Why requeueing a job or taking a host away is impossible; None if it is possible.
     NO_QUEUE: str | None = (
-        "to requeue a job or take a host away, nodes must be jobs of Slurm, which these are not; "
-        "plan a kill by signal"
+        "only nodes that are Slurm jobs can be requeued or lose their host; plan a kill by signal"
     )
     client: distributed.Client
     dashboard: str | None = None  # the address of Dask's dashboard, if there is one
@@ -152,9 +151,9 @@ class Cluster(ABC):
         if process.own is not None or act == "kill":
             return None
         return (
-            f"{name} is process {process.pid} on host {process.host}, which cannot be stopped, "
-            "slowed down or limited from here; run dps on that host and as the same user, or "
-            "plan a kill, cut or delay"
+            f"cannot stop, slow down or limit {name} (process {process.pid} on host "
+            f"{process.host}) from this host; run dps there as the same user, or plan a kill, "
+            "cut or delay"
         )
 
     def _state(self, name: str) -> State:
@@ -172,7 +171,7 @@ class Cluster(ABC):
         name = node.name
         with self._lock:
             if name in self._specs and not (name in self._processes and self.gone(name, 0.0)):
-                raise ConfigurationError(f"there is a node named {name!r} already")
+                raise ConfigurationError(f"a node named {name!r} already exists")
             self._processes.pop(name, None)
             self._lost.discard(name)
             self._specs[name] = node
@@ -185,7 +184,7 @@ class Cluster(ABC):
     def _living(self, name: str) -> Process:
         process = self._processes[name]
         if self.gone(name, 0.0):
-            raise ProcessLookupError(f"process {process.pid} of {name} has ended already")
+            raise ProcessLookupError(f"process {process.pid} of {name} has already ended")
         return process
 
     def _signal(self, name: str, number: int) -> int:
@@ -195,7 +194,7 @@ class Cluster(ABC):
         try:
             process.own.send_signal(number)
         except psutil.NoSuchProcess as error:
-            raise ProcessLookupError(f"the process of {name} has ended already") from error
+            raise ProcessLookupError(f"the process of {name} has already ended") from error
         return process.pid
 
     def _forget(self, address: str) -> None:
@@ -227,13 +226,13 @@ def check_scheduler(client: distributed.Client) -> None:
 
 def _process(answer: Any, address: str, kind: str) -> Process:
     where = f"Dask {kind} at {address}"
-    advice = "install the same version of dps and of its requirements there as here"
+    advice = "install the same versions of dps and of its requirements on both sides"
     if isinstance(answer, Exception):
         raise ConfigurationError(f"dps cannot run on the {where}: {answer!r}; {advice}")
     version, pid, uid, host, boot, namespace = answer
-    ours, _, our_uid, _, our_boot, our_namespace = _describe()
-    if version != ours:
-        raise ConfigurationError(f"the {where} has dps {version}, and here is {ours}; {advice}")
+    own, _, our_uid, _, our_boot, our_namespace = _describe()
+    if version != own:
+        raise ConfigurationError(f"the {where} has dps {version}, expected {own}; {advice}")
     here = (boot, namespace) == (our_boot, our_namespace) and our_uid in (0, uid)
     return Process(pid, process_of(pid) if here else None, address, host, boot or host)
 

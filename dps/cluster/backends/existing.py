@@ -71,19 +71,19 @@ class ExistingCluster(Cluster):
         nodes: Sequence[NodeSpec],
         security: Security | None = None,  # None: the certificates of Dask's configuration
         patience: float = 0.0,  # seconds to wait for Dask workers that others use
-        tell: Callable[[str], None] = logger.info,
+        notify: Callable[[str], None] = logger.info,
     ) -> None:
         super().__init__()
         self.room = 0  # how many such clusters fit on the deployment at once
         self.seats = NodeAssignment()
-        self._tell = tell
+        self._notify = notify
         # The Dask workers that have answered, by address; the host of an offer is its machine.
         self._known: dict[str, tuple[Process, Offer]] = {}
         self._silent: set[str] = set()
         self._places: dict[str, Offer] = {}
         self._open: list[NodeSpec] = []
         self._filling = asyncio.Lock()
-        self._tasks = Tasks(partial(logger.warning, "a place could not be filled: %s"))
+        self._tasks = Tasks(partial(logger.warning, "a lost node could not be replaced: %s"))
         with contextlib.ExitStack() as stack:
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             self.client = stack.enter_context(connected(address, security))
@@ -136,12 +136,12 @@ class ExistingCluster(Cluster):
                 short = f"{missing} of {len(nodes)} nodes that other trials use or wait for"
                 if now - began > patience:
                     raise CapacityError(
-                        f"after {patience:g} s, still missing are {short}; start more Dask "
+                        f"{short} are still missing after {patience:g} s; start more Dask "
                         "workers, run fewer trials at a time, or raise cluster.patience"
                     )
                 if now - reported > TELL_SECONDS:
                     reported = now
-                    self._tell(f"waiting for {short}, {now - began:.0f} s")
+                    self._notify(f"waiting for {short}, {now - began:.0f} s")
             time.sleep(WAIT_SECONDS)
 
     async def _look(self) -> tuple[list[Offer], list[Offer]]:
@@ -164,9 +164,9 @@ class ExistingCluster(Cluster):
                 answers = await self.client.run(occupied, workers=[address], on_error="ignore")
         except TimeoutError:
             self._silent.add(address)
-            self._tell(
-                f"the Dask worker at {address} does not answer within "
-                f"{ANSWER_SECONDS:g} s and is left out; look at what keeps it busy"
+            self._notify(
+                f"ignoring the Dask worker at {address}: no answer within "
+                f"{ANSWER_SECONDS:g} s; check whether it is overloaded"
             )
             return None
         known = self._known.get(address)
@@ -229,8 +229,8 @@ def connected(address: str | None, security: Security | None) -> Client:
     wanted = address or dask.config.get("scheduler-address", None)
     if wanted is None:
         raise ConfigurationError(
-            "no address of a Dask scheduler: give cluster.address, as in tcp://10.0.0.1:8786, or "
-            "set DASK_SCHEDULER_ADDRESS"
+            "no address of a Dask scheduler: set cluster.address, such as tcp://10.0.0.1:8786, or "
+            "the environment variable DASK_SCHEDULER_ADDRESS"
         )
     certificates = security or Security()
     scheme, _ = parse_address(wanted)
@@ -240,22 +240,23 @@ def connected(address: str | None, security: Security | None) -> Client:
         arguments = certificates.get_connection_args("client")
     except ValueError:
         raise ConfigurationError(
-            f"{wanted} is no address of a Dask scheduler; expected tcp://10.0.0.1:8786, or tls://"
+            f"{wanted} is not the address of a Dask scheduler; expected tcp://HOST:PORT or tls://…"
         ) from None
     except OSError as error:
         raise ConfigurationError(
-            f"the certificates that Dask is configured with cannot be used ({error}); correct "
-            "distributed.comm.tls, or give cluster.tls"
+            f"the certificates of Dask's configuration cannot be used ({error}); correct "
+            "distributed.comm.tls, or set cluster.tls"
         ) from error
     if scheme in WITH_TLS and arguments["ssl_context"] is None:
         raise ConfigurationError(
-            f"{wanted} asks for certificates, and none are given; name them by cluster.tls "
-            "({ca_file: …, cert: …, key: …}), or in Dask's own configuration (distributed.comm.tls)"
+            f"{wanted} needs certificates; name them in cluster.tls "
+            "({ca_file: …, cert: …, key: …}), or in Dask's configuration (distributed.comm.tls)"
         )
     if scheme not in WITH_TLS and arguments["require_encryption"]:
         raise ConfigurationError(
-            f"{wanted} is an address without TLS, and certificates are given, or required by "
-            "Dask's own configuration; give the address that begins with tls://, or no certificates"
+            f"{wanted} is an address without TLS, but certificates are given, or required by "
+            "Dask's configuration; use an address that begins with tls://, or leave the "
+            "certificates out"
         )
     try:
         return Client(wanted, security=certificates, set_as_default=False, timeout=CONNECT_SECONDS)
@@ -263,7 +264,7 @@ def connected(address: str | None, security: Security | None) -> Client:
         raise CapacityError(
             f"no Dask scheduler answers at {wanted} ({error}); start one with `dask scheduler`, or "
             "correct the address. With TLS it begins with tls://, and both sides need certificates "
-            "of the same authority."
+            "of one authority."
         ) from error
 
 

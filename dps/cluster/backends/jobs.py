@@ -97,7 +97,7 @@ class Jobs:
         options = self.options(node)
         if options.get("memory") is None:
             raise ConfigurationError(
-                f"no memory is set for the jobs: give cluster.memory, as in 2GB, or "
+                f"no memory is set for the jobs: set cluster.memory, such as 2GB, or "
                 f"jobqueue.{self.kind}.memory in Dask's configuration"
             )
         extra = options.get("worker-extra-args") or ()
@@ -167,8 +167,7 @@ class Jobs:
                 return getattr(module, f"{self.kind.upper()}Job")
         except ImportError as error:
             raise ConfigurationError(
-                "jobs are submitted with dask-jobqueue, which is not installed: "
-                "pip install dask-jobqueue"
+                "dask-jobqueue, which submits the jobs, is not installed: pip install dask-jobqueue"
             ) from error
         finally:
             dask.config.PATH = place
@@ -232,7 +231,7 @@ class JobCluster(Cluster):
     # otherwise the working directory).
     security: Security | None
     patience: float  # seconds that jobs may wait in the queue
-    tell: Callable[[str], None]  # called with a line of text while jobs are waited for
+    notify: Callable[[str], None]  # called with a line of text while jobs are waited for
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -249,7 +248,7 @@ class JobCluster(Cluster):
                     ("dps.cluster.driver.parameter_server",),
                     host=self.jobs.host(),
                     security=self.security or "off",
-                    tell=lambda line: self.tell(f"warning: {line}"),
+                    notify=lambda line: self.notify(f"warning: {line}"),
                     scratch=folder if self.security is not None else None,
                 )
             )
@@ -305,13 +304,13 @@ class JobCluster(Cluster):
             if now - began > self.patience:
                 jobs = ", ".join(f"{name} (job {self._job_of[name].job_id})" for name in waiting)
                 raise CapacityError(
-                    f"after {self.patience:g} s these jobs have not started, or could not reach "
-                    f"the scheduler at {self._head.address}: {jobs}. Look at the queue and at "
-                    "their logs, ask for less, or raise cluster.patience."
+                    f"these jobs did not start, or did not reach the scheduler at "
+                    f"{self._head.address}, within {self.patience:g} s: {jobs}. Check the queue "
+                    "and their logs, request less, or raise cluster.patience."
                 )
             if now - reported > TELL_SECONDS:
                 reported, total = now, len(self._specs)
-                self.tell(f"waiting for {len(waiting)} of {total} jobs, {now - began:.0f} s")
+                self.notify(f"waiting for {len(waiting)} of {total} jobs, {now - began:.0f} s")
             time.sleep(LOOK_SECONDS)
 
     def _waiting(self) -> set[str]:

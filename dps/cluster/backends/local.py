@@ -95,7 +95,7 @@ class LocalCluster(Cluster):
     scratch
         The folder in which the cluster creates a folder for certificates and temporary files;
         None: the system's folder for temporary files.
-    tell
+    notify
         Called with a warning if the cluster has no TLS; by default a Python warning.
 
     Attributes
@@ -132,16 +132,15 @@ class LocalCluster(Cluster):
         host: str = LOOPBACK,
         security: Security | Literal["off"] | None = None,
         scratch: str | None = None,
-        tell: Callable[[str], None] = warnings.warn,
+        notify: Callable[[str], None] = warnings.warn,
     ) -> None:
         super().__init__()
         known = security if isinstance(security, Security) else Security()
         if security is None and not known.require_encryption:
             known = temporary()
         if not known.require_encryption:
-            reached = "" if host == LOOPBACK else f"anyone who reaches {host} and "
-            every = f"{reached}every user of this machine"
-            tell(f"without TLS {every} can run code as you in this cluster")
+            reached = "" if host == LOOPBACK else f"and every process that can reach {host} "
+            notify(f"without TLS, every user of this machine {reached}can run code as you")
         self._context = fork_context(preload)
         self._children: dict[str, ForkServerProcess] = {}
         with contextlib.ExitStack() as stack:
@@ -171,7 +170,7 @@ class LocalCluster(Cluster):
             except Exception as error:
                 if "scheduler" in self._processes and self.gone("scheduler", MOMENT_SECONDS):
                     raise SchedulerLost(
-                        "the process of Dask's scheduler ended while the nodes came up"
+                        "the process of Dask's scheduler ended while the nodes started"
                     ) from error
                 if isinstance(error, TimeoutError):
                     raise CapacityError(f"the cluster did not start in time: {error}") from error
@@ -208,7 +207,7 @@ class LocalCluster(Cluster):
             # Dask raises the error of its attempts to reconnect if another program has the port.
             if not self.gone("scheduler", MOMENT_SECONDS):
                 raise
-            logger.debug("the client of a scheduler that has ended was not closed", exc_info=True)
+            logger.debug("cannot close the client of a scheduler that has ended", exc_info=True)
 
     def _start_scheduler(self, dashboard: bool, host: str) -> str:
         receive, send = self._context.Pipe(duplex=False)

@@ -1,4 +1,4 @@
-"""What the fork server imports for every node; only imported there.
+"""Imports of the fork server, for every node; only imported there.
 
 Modules last as long as the process, so garbage collection is off until a node is forked. It would
 traverse them repeatedly: during the imports, in each node, which copies the memory that it touches,

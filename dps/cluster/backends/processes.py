@@ -95,8 +95,8 @@ def fork_context(preload: Sequence[str]) -> ForkServerContext:
             # Most often its name is too long for the socket that is opened there.
             where = os.environ.get("TMPDIR", "/tmp")
             raise ConfigurationError(
-                f"no processes can be started with temporary files in {where}: {error}. Set TMPDIR "
-                "to a folder with a shorter path."
+                f"cannot start processes with temporary files in {where}: {error}. Set TMPDIR to a "
+                "folder with a shorter path."
             ) from error
     return context
 

@@ -81,13 +81,12 @@ class SlurmCluster(JobCluster):
                 shown = run_command("squeue", "-h", "-t", "running", "-w", host, "-o", "%A")
                 if others := set(shown.split()) - {job.job_id for job in self._job_of.values()}:
                     raise ConfigurationError(
-                        f"host {host} has jobs of others, who would lose them: "
-                        f"{', '.join(sorted(others))}"
+                        f"taking away host {host} would end other jobs: {', '.join(sorted(others))}"
                     )
                 self._end_without_notice(nodes)
                 self._down[host] = _HostDown(host, nodes)
             elif name not in self._down[host].nodes:
-                raise ProcessLookupError(f"{name} was lost with host {host} already")
+                raise ProcessLookupError(f"{name} was already lost with host {host}")
             self._down[host].nodes.discard(name)
         return pid
 
@@ -175,8 +174,8 @@ class SlurmCluster(JobCluster):
             if name in self._again:
                 if state in _OVER:
                     raise CapacityError(
-                        f"the job of {name} (job {job}) ended before it became a node, as did "
-                        f"the first one: it is {state}; look at its log"
+                        f"the job of {name} (job {job}) and its predecessor ended before they "
+                        f"became a node; state: {state}; see its log"
                     )
             # Only a job that has just started is worth an `sinfo`.
             elif state in _OVER or (

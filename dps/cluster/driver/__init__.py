@@ -1,1 +1,1 @@
-"""What runs in the driver: the parameter server as a user sees it, and the hosts behind it."""
+"""The part in the driver: the parameter server as a user sees it, and the hosts behind it."""

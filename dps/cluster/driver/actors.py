@@ -126,7 +126,9 @@ class Evaluators:
                     async with asyncio.timeout(self._group.timings.call):
                         await self._make(evaluation, _for(evaluation.role, nodes))
                 except Exception as error:  # noqa: BLE001 (the others must end after any error)
-                    logger.warning("no last evaluation: %s: %s", type(error).__name__, error)
+                    logger.warning(
+                        "the last evaluation failed: %s: %s", type(error).__name__, error
+                    )
         for evaluation in self._evaluations:
             await _end(evaluation)
 

@@ -119,8 +119,8 @@ class GroupDriver:
                     table = await self.router.newer(table.version)
         except TimeoutError:
             raise CapacityError(
-                f"after {START_SECONDS:g} s the shards are not served by {group.replicas} "
-                "replicas each; look at what keeps the Dask workers busy, and at their logs"
+                f"not every shard has {group.replicas} replicas after {START_SECONDS:g} s; check "
+                "the load of the Dask workers and their logs"
             ) from None
 
     # -- in use --------------------------------------------------------------------------------
@@ -165,9 +165,9 @@ class GroupDriver:
         """Note that from now on there may be updates that no checkpoint has."""
         if self._saves:
             self.news.unsaved = (
-                f"parameter server {self._group.name} was not closed: no checkpoint "
-                f"({brief(self._group.recovery.durability)}) has the updates since the last one; "
-                "call ps.close()"
+                f"parameter server {self._group.name} was not closed: updates since the last "
+                f"checkpoint ({brief(self._group.recovery.durability)}) are not saved; call "
+                "ps.close()"
             )
 
     async def stop(self) -> None:
@@ -208,7 +208,7 @@ class GroupDriver:
         try:
             self.history.add(event)
         except Exception as error:  # noqa: BLE001 - users may report anything
-            self.news.failed(f"the history lacks numbers of {type(event).__name__}", error)
+            self.news.failed(f"{type(event).__name__} is missing in the history", error)
         sink = self._start.options.on_event
         if sink is not None:
             try:
@@ -320,8 +320,8 @@ class GroupDriver:
 
     def _warn_of_last_state(self, why: str) -> None:
         text = (
-            f"the last state of parameter server {self._group.name} is not in its checkpoints, "
-            f"which are complete (ParameterServer.resume continues from them), because {why}"
+            f"the checkpoints of parameter server {self._group.name} lack its last state, because "
+            f"{why}. ParameterServer.resume continues from them"
         )
         self.news.warn(text, LastStateNotSavedWarning)
 

@@ -161,9 +161,8 @@ class IncidentWatch:
                 self._news.log(f"{failover}{self._of_group}")
         for loss in losses:
             text = (
-                f"{loss} (parameter server {self._group.name}, epoch {loss.epoch}). See "
-                "ps.losses; recovery= sets what survives, on_loss='raise' ends a training that "
-                "has lost updates"
+                f"{loss} (parameter server {self._group.name}, epoch {loss.epoch}). See ps.losses. "
+                "Choose another recovery= to keep more, or on_loss='raise' to end the training"
             )
             self._news.warn(text, UpdatesLostWarning, logged=self._news.scheduler_logs)
         return True
@@ -174,8 +173,8 @@ class IncidentWatch:
             # The router logs it if the client's connections are closed before this table arrives.
             if not self.closing:
                 self._news.log(
-                    f"parameter server {self._group.name} was not closed, and has ended with its "
-                    "Dask client. Leave its `with` block or call ps.close() before that"
+                    f"parameter server {self._group.name} was not closed before its Dask client. "
+                    "Leave its `with` block or call ps.close() first"
                 )
             return
         self.views = table.views
@@ -205,7 +204,7 @@ class IncidentWatch:
                 due.cancel()
             if shard in self._warned_of:
                 self._warned_of.remove(shard)
-                self._news.log(f"shard {shard} has all its copies again{self._of_group}")
+                self._news.log(f"shard {shard} has all its copies{self._of_group}")
         elif shard in self._whole and shard not in self._due:
             loop = asyncio.get_running_loop()
             self._due[shard] = loop.call_later(GRACE_SECONDS, self._warn_of, shard)
@@ -213,7 +212,7 @@ class IncidentWatch:
     def _warn_of(self, shard: int) -> None:
         self._warned_of.add(shard)
         there, wanted = len(self.views[shard].chain), self._group.replicas
-        state = f"has {there} of {wanted} copies" if there else "is down: no copy of it is left"
+        state = f"has {there} of {wanted} copies" if there else "is down: no copy is left"
         text = (
             f"shard {shard} {state}{self._of_group}. It gets another copy as soon as a node for "
             "servers is free; start another Dask worker if there is none"

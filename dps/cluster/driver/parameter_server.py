@@ -318,7 +318,7 @@ class ParameterServer:
             division = training.divide(data, batch_size, lease, epochs, shuffle)
         elif (epochs, shuffle, lease) != (1, None, LEASE):
             raise ConfigurationError(
-                "epochs, shuffle and lease need batch_size, for data that is leased"
+                "epochs, shuffle and lease are for leased data; give batch_size"
             )
         if workers != "all":
             futures = training.run(train, workers, data, division)
@@ -326,7 +326,7 @@ class ParameterServer:
             return futures
         if division is None or self._client.asynchronous:
             raise ConfigurationError(
-                'workers="all" needs data and batch_size, and a client that is not asynchronous'
+                'workers="all" needs data, batch_size and a synchronous client'
             )
         self._driver.note_updates()
         return training.run_on_all(train, data, division, partial(self._do, router.ask))
@@ -642,7 +642,7 @@ class ParameterServer:
         self._require_open()
         if self._client.asynchronous:
             raise ConfigurationError(
-                "progress() cannot wait with an asynchronous client; look at ps.workers instead"
+                "progress() needs a synchronous client; read ps.workers instead"
             )
         if total is not None:
             argument_above_zero("total", total)
@@ -673,8 +673,9 @@ class ParameterServer:
 
         The run has the choices as parameters, such as "recovery.durability.kind"; the whole
         `history` as metrics, such as "worker-0/loss" or "evaluator/accuracy"; and a tag for each
-        failover. What the tracking server refuses is left out, with a warning. After `resume`, this
-        continues the run of the earlier parameter server, if it has this experiment and name.
+        failover. A value that the tracking server refuses is skipped, with a warning. After
+        `resume`, this continues the run of the earlier parameter server, if it has this experiment
+        and name.
 
         Parameters
         ----------

@@ -80,16 +80,16 @@ def check(nodes: Sequence[Node], group: Group) -> None:
         wanted = ", ".join(f"{need[r]} for {r}s" for r in need if need[r])
         present = ", ".join(f"{have[r]} for {r}s" for r in need)
         raise CapacityError(
-            f"the cluster has too few nodes: needed are at least {wanted}; there are {len(nodes)} "
-            f"nodes ({present}). Start more Dask workers, or ask for fewer replicas."
+            f"the cluster has {len(nodes)} nodes ({present}), expected at least {wanted}. Start "
+            "more Dask workers, or choose fewer replicas."
         )
     for shard in range(len(group.layout.shards) if group.servers is None else 0):
         able = sum(n.home in (-1, shard) for n in serving)
         if able < group.replicas:
             raise CapacityError(
-                f"the cluster has too few nodes for shard {shard}: needed are {group.replicas}; of "
-                f"the {len(serving)} for servers, {able} are meant for it, by their names. Start a "
-                f"Dask worker named 'server-{shard}', or ask for fewer shards or replicas."
+                f"shard {shard} has {able} nodes, expected {group.replicas}: the names of the "
+                f"other {len(serving) - able} nodes for servers reserve them for other shards. "
+                f"Start a Dask worker named 'server-{shard}', or choose fewer shards or replicas."
             )
 
 

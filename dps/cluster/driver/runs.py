@@ -1,4 +1,4 @@
-"""What a run of workers needs: a function that can be sent, free threads, and shares of data.
+"""Requirements of a run of workers: a function that can be sent, free threads, and shares of data.
 
 A collection is divided by whole partitions, as equally as their number allows. A worker's share is
 computed on its node; partitions that a node holds already stay there as far as equal shares allow.
@@ -23,7 +23,7 @@ from dps.errors import CapacityError, ConfigurationError
 if TYPE_CHECKING:
     import distributed
 
-MOST_ELEMENTS = 1000  # a longer collection is not searched for futures
+MAX_ELEMENTS = 1000  # a longer collection is not searched for futures
 _WORKER_KEY = "dps-worker-"
 _dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 
@@ -38,10 +38,10 @@ def must_be_sent(argument: str, given: str) -> Iterator[None]:
         if not any(word in str(error) for word in ("pickle", "Could not serialize")):
             raise
         raise ConfigurationError(
-            f"{argument} cannot be sent to a node: {error.__cause__ or error}. It uses something "
-            "that exists in this process only, such as the ParameterServer, a Dask client, a lock "
-            f"or an open file: use the {given} that your function is given, and make everything "
-            "else inside the function"
+            f"{argument} cannot be sent to a node: {error.__cause__ or error}. It refers to an "
+            "object of this process, such as the ParameterServer, a Dask client, a lock or an open "
+            f"file. Use the {given} that your function receives, and create other objects inside "
+            "the function"
         ) from None
     finally:
         _dask_pickle_log.disabled = False
@@ -56,11 +56,11 @@ def refuse_futures(train: Callable[..., Any]) -> None:
         each = given.pop()
         if isinstance(each, Future):
             raise ConfigurationError(
-                "the training function was given a Dask future by functools.partial, which cannot "
-                "be read on a node; pass it as data=[future, …] and take the worker's share as "
-                "second argument: train(worker, data)"
+                "functools.partial binds a Dask future to the training function, and nodes cannot "
+                "read it; pass data=[future, …] and take the worker's share as second argument: "
+                "train(worker, data)"
             )
-        if isinstance(each, list | tuple | dict) and len(each) <= MOST_ELEMENTS:
+        if isinstance(each, list | tuple | dict) and len(each) <= MAX_ELEMENTS:
             given += each.values() if isinstance(each, dict) else each
 
 
@@ -80,7 +80,7 @@ def check_threads(
         raise CapacityError(
             f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads, of "
             f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, "
-            "ask for fewer workers, or end those that run, such as with ps.stop()"
+            "choose fewer workers, or end running ones, such as with ps.stop()"
         )
 
 
@@ -118,7 +118,7 @@ def shares_of(
     graph, keys = _partitions(data)
     if len(keys) < workers:
         raise ConfigurationError(
-            f"workers={workers} need at least {workers} partitions of data, which has {len(keys)}; "
+            f"data has {len(keys)} partitions, expected at least {workers}, one for each worker; "
             "split it further (rechunk, repartition), or start fewer workers"
         )
     nodes = [addresses[worker % len(addresses)] for worker in range(workers)]
@@ -134,7 +134,7 @@ def shares_of(
             holders[key] = set.intersection(*parts)
     chosen = assigned([holders.get(key, set()) for key in keys], nodes)
     near: dict[Any, str | None]
-    near = {keys[i]: node for node, mine in zip(nodes, chosen, strict=True) for i in mine}
+    near = {keys[i]: node for node, indices in zip(nodes, chosen, strict=True) for i in indices}
     for key in reversed(order):  # tasks run where the partition is; None: several nodes need them
         node = near.get(key)
         for need in needs.get(key, ()):
@@ -172,7 +172,7 @@ def sizes_of(client: distributed.Client, partitions: Sequence[distributed.Future
 def _check_can_compute(client: distributed.Client) -> None:
     if not hasattr(client, "compute"):
         raise ConfigurationError(
-            "data=… needs a Dask cluster of processes; on virtual time give a worker its data by "
+            "data=… needs a Dask cluster of processes; on virtual time bind the data with "
             "functools.partial(train, data)"
         )
 
@@ -222,8 +222,8 @@ def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
         counts = [len(column) for column in columns]
         if len(set(counts)) != 1:
             raise ConfigurationError(
-                f"the collections of data have {counts} partitions, expected equal numbers: the "
-                "partitions of the same index belong together"
+                f"the collections of data have {counts} partitions, expected equal numbers: "
+                "partitions with the same index form one share"
             )
         name = f"dps-partition-{tokenize(columns)}"
         rows = {(name, i): row for i, row in enumerate(zip(*columns, strict=True))}
@@ -233,8 +233,8 @@ def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
         parts = [delayed(each) for each in data]
     elif hasattr(data, "numblocks") and any(blocks > 1 for blocks in data.numblocks[1:]):
         raise ConfigurationError(
-            f"data is an array of {data.numblocks} chunks; a worker is given whole rows: "
-            "rechunk it to one chunk along every axis but the first, x.rechunk({1: -1})"
+            f"data is an array of {data.numblocks} chunks, expected one chunk along every axis but "
+            "the first, so that workers receive whole rows: x.rechunk({1: -1})"
         )
     elif hasattr(data, "to_delayed"):
         pieces = data.to_delayed()

@@ -1,4 +1,4 @@
-"""What a parameter server starts with: the user's arguments, checked, and what they describe."""
+"""The start of a parameter server: the checked arguments, and the group that they describe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dps.core.filters import chain
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.placement import ConsistentHash, checked_placement
-from dps.core.ranges import one_of, refused, shown, whole_argument
+from dps.core.ranges import integer_argument, one_of, refused, shown
 from dps.core.rules.rule import UpdateRule, by_rows, rule_for, within
 from dps.core.rules.wrappers import Accumulated, as_rule, check_names
 from dps.core.tables.key_routing import dealt_out, separated
@@ -138,8 +138,8 @@ def afresh(
     for table in layout.tables:
         if within(rule_for(rule, table.name), Accumulated) is not None:
             raise ConfigurationError(
-                f"optimizer: Accumulated is for arrays, and {table.name!r} is a sparse table, not "
-                "all rows of which are in each gradient"
+                f"optimizer: Accumulated is for arrays, but {table.name!r} is a sparse table, and "
+                "a gradient has only some of its rows"
             )
     filters = chain.checked(choices.filters, layout.names, rule)
     pull_filters = chain.checked_of_pulls(choices.pull_filters, layout.names)
@@ -181,7 +181,7 @@ def from_path(
     """Start from the newest checkpoints below a path: see `ParameterServer.resume`."""
     platform = platform_of(client)
     if shards is not None:
-        shards = whole_argument("shards", shards, 1, "shards")
+        shards = integer_argument("shards", shards, 1, "shards")
     saved = find_saved(shared_path(platform.place(as_path("path", path))))
     if shards is not None and shards != len(saved.states):
         saved = resharded(saved, shards)
@@ -227,7 +227,7 @@ def check_client(client: object) -> None:
     if not isinstance(client, Client) and platform_of(client) is SYSTEM:
         raise refused("client", client, "a Dask client: distributed.Client(cluster or address)")
     if getattr(client, "scheduler", None) is None:
-        raise ConfigurationError("the Dask client is closed; give one that is connected")
+        raise ConfigurationError("the Dask client is closed; expected a connected one")
 
 
 def checked_recovery(recovery: object, platform: Platform = SYSTEM) -> Recovery:

@@ -67,8 +67,8 @@ class ShardHosts:
         self._hosts: dict[str, Hosted] = {}
         self._departing: dict[str, list[Node]] = {}
         self._topics = topic("nodes", router.group.name), topic("leaving", router.group.name)
-        self._adopting = Tasks(partial(news.failed, "a node that joined is not used"))
-        self._emptying = Tasks(partial(news.failed, "a leaving node was not emptied"))
+        self._adopting = Tasks(partial(news.failed, "a node that joined cannot be used"))
+        self._emptying = Tasks(partial(news.failed, "a leaving node was not drained"))
 
     @property
     def for_workers(self) -> list[Node]:
@@ -208,12 +208,12 @@ class ShardHosts:
         hosted = hosts.get(node) if isinstance(node, str) else None
         if hosted is None:
             raise ConfigurationError(
-                f"there is no node {shown(node)} that holds shards or states; there are: "
+                f"no node {shown(node)} holds shards or states; expected one of "
                 f"{', '.join(sorted(hosts))}"
             )
         host = hosted.endpoint
         await self.router.ask(Drain(host))
-        await self._until(lambda table: host not in table.leaving, f"{node}: what it holds")
+        await self._until(lambda table: host not in table.leaving, f"{node}: its shards and states")
         self._hosts.pop(host.address, None)  # two threads may drain one node
         self.nodes = [n for n in self.nodes if n.address != host.address or n.role not in HOSTING]
         await hosted.finish()
@@ -227,8 +227,8 @@ class ShardHosts:
                     table = await self.router.newer(table.version)
         except TimeoutError:
             raise ShardUnavailable(
-                f"{what} could not be moved within {limit:g} s; they are moved as soon as the "
-                "obstacle is gone: a node that does not answer, or too few nodes"
+                f"{what} were not moved within {limit:g} s; they move as soon as all nodes answer "
+                "and there are enough of them"
             ) from None
 
     async def _reported(self, event: tuple[float, Any]) -> None:
@@ -268,10 +268,10 @@ class ShardHosts:
             except PASSING as error:
                 times += 1
                 if is_logged(times):
-                    logger.info("%s is leaving, and waits to be drained: %s", node.name, str(error))
+                    logger.info("%s is leaving and waits to be drained: %s", node.name, str(error))
                 await asyncio.sleep(AGAIN_SECONDS)
             except ConfigurationError as error:
-                logger.warning("%s is leaving, but cannot be drained: %s", node.name, error)
+                logger.warning("%s is leaving and cannot be drained: %s", node.name, error)
                 return False
 
     def _emit(self, event: Event) -> None:

@@ -32,7 +32,7 @@ from dps.cluster.platform import platform_of
 from dps.core.arguments import check_function
 from dps.core.functions import most
 from dps.core.leases import Division, examples_of
-from dps.core.ranges import brief, shown, whole_argument
+from dps.core.ranges import brief, integer_argument, shown
 from dps.errors import CapacityError, ConfigurationError, TrainingStopped
 from dps.observe.history import EVALUATOR, History
 from dps.observe.views import (
@@ -134,7 +134,7 @@ class Training:
         division: Division | None = None,
     ) -> list[Any]:
         """Start workers: see `ParameterServer.run`."""
-        workers = whole_argument("workers", workers, 1, "workers")
+        workers = integer_argument("workers", workers, 1, "workers")
         arguments = [] if data is None else ["data" if division is None else "batches"]
         nodes = self._check(train, arguments, workers)
         shares: Sequence[Share] = [None] * workers
@@ -243,7 +243,7 @@ class Training:
         """Return a worker that was started; raises `ConfigurationError` if none has this name."""
         if not isinstance(worker, str) or worker not in self.started:
             there = ", ".join(self.started) or "none"
-            raise ConfigurationError(f"there is no worker {shown(worker)}; started were: {there}")
+            raise ConfigurationError(f"no worker is named {shown(worker)}; expected one of {there}")
         return self.started[worker]
 
     def pending(self, names: Sequence[str]) -> list[Any]:
@@ -281,7 +281,7 @@ class Training:
     ) -> Any:
         nodes = [n for n in self._hosts.for_workers if only_on in (None, n.name)]
         if not nodes:
-            raise ConfigurationError(f"there is no node {only_on!r} for workers")
+            raise ConfigurationError(f"no node for workers is named {only_on!r}")
         name = peers[index]
         place = Place(peers, index, {node.address: node.name for node in nodes}, self.stops)
         with must_be_sent("train", "worker"):
@@ -350,7 +350,7 @@ class Training:
         """Return an overview of the training."""
         versions = [shard.version for shard in self.shards() if shard.version is not None]
         lost, failovers = self._incidents.updates_lost, len(self._incidents.failovers)
-        notes = [f"{lost:,} acknowledged updates were lost: see ps.losses"] if lost else []
+        notes = [f"{lost:,} acknowledged updates lost: see ps.losses"] if lost else []
         notes += [f"failovers: {failovers}, see ps.failovers"] if failovers else []
         state, done = "closed" if closed else "running", min(versions, default=None)
         return self._view(self.workers(), done, notes, state=state, shards=self.shards())
@@ -398,6 +398,8 @@ class Training:
         facts["size"] = size(sum(shard.nbytes for shard in layout.shards))
         for name, choice in self.choices.items():
             facts[name] = f"{choice:,}" if isinstance(choice, int) else brief(choice)
+        if layout.tables:
+            facts["parameters"] += " and the rows of tables"
         return facts
 
     def _updates(self) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""What runs on a node: actors, the worker loop, recorders, metrics, orderly shutdown."""
+"""The part on a node: actors, the worker loop, recorders, metrics, orderly shutdown."""

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 METRICS = "dps-metrics"
 BOUNDS = (*map(str, STALENESS_BOUNDS), "+Inf")
 GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
-    "version": ("Updates that are in the state of the shard.", lambda r: r.state.version),
-    "epoch": ("Number of the present configuration of the shard's replicas.", lambda r: r.epoch),
+    "version": ("Updates in the state of the shard.", lambda r: r.state.version),
+    "epoch": ("Number of the current configuration of the shard's replicas.", lambda r: r.epoch),
     "head": ("Whether clients push to this replica.", lambda r: r.is_head),
-    "waiting": ("Pushes that have arrived and are not acknowledged.", lambda r: r.ledger.waiting),
+    "waiting": ("Pushes received and not yet acknowledged.", lambda r: r.ledger.waiting),
     "uncommitted": (
         "Operations applied here that the next replica or store has not acknowledged.",
         lambda r: r.uncommitted,
@@ -55,11 +55,11 @@ GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
 COUNTERS: dict[str, tuple[str, Callable[[Replica], float]]] = {
     "updates": ("Updates that this replica has applied.", lambda r: r.ledger.updates),
     "duplicates": (
-        "Pushes that this replica has refused because it had them.",
+        "Pushes that this replica ignored as duplicates.",
         lambda r: r.ledger.duplicates,
     ),
 }
-STALENESS = "Versions that the applied updates had missed."
+STALENESS = "Staleness of the applied updates, in versions."
 
 Replicas = Callable[[], Sequence[Replica]]
 

@@ -42,11 +42,11 @@ class Leases:
 
 
 class Data:
-    """The data of a worker's leases; `found` is the partition that was read last."""
+    """The data of a worker's leases; `fetched` is the partition that was read last."""
 
     def __init__(self, leases: Leases, node: DaskWorker) -> None:
         self.leases = leases
-        self.found: tuple[int, Any] = (-1, None)
+        self.fetched: tuple[int, Any] = (-1, None)
         self._node = node
 
     async def read(self, partition: int) -> Any:
@@ -55,19 +55,19 @@ class Data:
             rows = await self._fetch(self.leases.keys[partition])
         else:
             rows = self.leases.source
-        self.found = partition, rows
+        self.fetched = partition, rows
         return rows
 
     async def _fetch(self, key: Any) -> Any:
         node = self._node
         while key not in node.data:
             holders = await node.scheduler.who_has(keys=[key])
-            found, *_ = await gather_from_workers(holders, rpc=node.rpc)
-            if key in found:
-                return found[key]
+            gathered, *_ = await gather_from_workers(holders, rpc=node.rpc)
+            if key in gathered:
+                return gathered[key]
             states = await node.scheduler.get_task_status(keys=[key])
             if states[key] in (None, "erred"):
-                raise CapacityError("data of the run was lost with its nodes: start it again")
+                raise CapacityError("data of the run was lost with its nodes; start the run again")
             await asyncio.sleep(RETRY_SECONDS)  # Dask computes it again
         return node.data[key]
 
@@ -133,7 +133,7 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         while self.more():
             while (indices := self.begin()) is not None:
-                partition, rows = self._data.found
+                partition, rows = self._data.fetched
                 if partition != self._partition:
                     rows = self._begin(self._data.read(self._partition)).result()
                 yield chosen(rows, indices)
@@ -160,8 +160,8 @@ class Batches:
         """Begin the next batch and return its examples; None: `more` comes first. For loaders."""
         if self._open is not None:
             raise ConfigurationError(
-                f"batch {self._open.number} of epoch {self.epoch} was not pushed: each batch needs "
-                "exactly one push before the next one; with local steps, call exchange() after it"
+                f"batch {self._open.number} of epoch {self.epoch} was not pushed, expected one "
+                "push for each batch; with local steps, call exchange() after each batch"
             )
         if not self._left or self._leaving():
             return None
@@ -189,8 +189,8 @@ class Batches:
         batch, self._open = self._open, None
         if batch is None and is_needed:
             raise ConfigurationError(
-                "there is no batch for this push: each batch needs exactly one, in the loop over "
-                "the batches"
+                "no batch is open for this push; expected one push for each batch, inside the loop "
+                "over the batches"
             )
         return batch
 

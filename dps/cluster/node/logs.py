@@ -1,4 +1,4 @@
-"""What a node records and logs: events for the driver, and lines in the log of Dask.
+"""Records of a node: events for the driver, and lines in the log of Dask.
 
 Events are buffered in each process, and sent in batches on a Dask topic. Recording one costs a list
 append on the training path.
@@ -77,8 +77,8 @@ def why_dropped(group: Group) -> str:
     lease, patience = group.timings.lease, group.timings.patience
     return (
         f"the worker was stopped, unreachable for longer than its lease ({lease:g} s), or busy for "
-        f"longer than its patience ({patience:g} s). The others continued without it, so what it "
-        "computed meanwhile was too stale. If its steps take so long, raise the limit: "
+        f"longer than its patience ({patience:g} s). The others continued without it, so its "
+        "updates were too stale. If its steps take longer, raise the limit: "
         f"timings=dps.Timings(patience={10 * patience:g})"
     )
 
@@ -175,7 +175,7 @@ class Recorder:
             self._refused += 1
             if is_logged(self._refused):
                 kind, times = type(event).__name__, self._refused
-                worker_log.warning("dps: %s is not recorded (%d so far): %s", kind, times, error)
+                worker_log.warning("dps: cannot record %s (%d so far): %s", kind, times, error)
 
 
 def sample(

@@ -1,4 +1,4 @@
-"""A member of a group on a node: what every actor and worker needs of its process, and its end.
+"""A member of a group on a node: access of every actor and worker to its process, and its end.
 
 A node leaves after a SIGTERM, or near the end of its lifetime (`dask worker --lifetime`). Dask
 alone would end the process, with its shards, at once or at the end of the lifetime. So the node
@@ -44,7 +44,7 @@ NAME = "dps-leave"
 RELEASE_SECONDS = 0.5  # between looks whether an actor is released
 LOOK_SECONDS = 0.1
 LOOKS = 3  # consecutive ones that must find the node empty: a task may be on its way
-LEAST_MARGIN, MOST_MARGIN = 60.0, 600.0
+MIN_MARGIN, MAX_MARGIN = 60.0, 600.0
 
 
 def margin(lifetime: float) -> float:
@@ -53,7 +53,7 @@ def margin(lifetime: float) -> float:
     That is a tenth of it, between 1 and 10 minutes (in which another job may start), but at most
     half of it.
     """
-    return min(max(LEAST_MARGIN, lifetime / 10), MOST_MARGIN, lifetime / 2)
+    return min(max(MIN_MARGIN, lifetime / 10), MAX_MARGIN, lifetime / 2)
 
 
 class Leave:

@@ -127,8 +127,8 @@ class Pipeline(Closing):
         """Raise `GroupClosed` unless it is open."""
         if not self.is_open:
             raise GroupClosed(
-                "nothing is sent after close() or the end of the `with` block; attach again, or "
-                "make another Pipeline"
+                "this pipeline was closed, by close() or the end of its `with` block; attach "
+                "again, or create another Pipeline"
             )
 
     @property

@@ -37,7 +37,7 @@ Keys = Sequence[int] | np.ndarray
 Report = Callable[[Mapping[str, float], ReadPoint | None], None]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-MOST_LAYOUTS = 64  # that `gradients` keeps: names that are chosen at random leave others behind
+MAX_LAYOUTS = 64  # that `gradients` keeps: names that are chosen at random leave others behind
 
 
 class Handle(Generic[T]):
@@ -83,7 +83,7 @@ def _as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
     if not isinstance(gradients, Mapping):
         raise ShapeMismatch(
             f"gradients={shown(gradients)}, expected a mapping of names to arrays, such as "
-            "{'w': gradient}; sparse tables have theirs in rows={…}"
+            "{'w': gradient}; gradients of sparse tables belong in rows={…}"
         )
     known = layout.names  # the layout refuses other names
     return {
@@ -97,7 +97,7 @@ def _as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
 def check_worker(worker: object) -> None:
     """Raise `ConfigurationError` unless it is a `Worker`."""
     if not isinstance(worker, Worker):
-        raise refused("worker", worker, "the Worker that a training function is called with")
+        raise refused("worker", worker, "the Worker that the training function receives")
 
 
 def _seconds(name: str, value: object) -> float:
@@ -201,7 +201,8 @@ class Worker:
 
     @property
     def slack(self) -> int | None:
-        """How many gradients, besides one, it may compute on the weights that were returned last.
+        """How many gradients after the next one it may compute on the weights that were returned
+        last.
 
         That is the rest of the bound of SSP; None: there is no bound, or it has not pulled yet.
         """
@@ -267,7 +268,7 @@ class Worker:
         if not all(isinstance(name, str) for name in wanted):
             raise ShapeMismatch(f"names={shown(names)}, expected a list of names of parameters")
         if wanted not in self._flat:
-            if len(self._flat) >= MOST_LAYOUTS:
+            if len(self._flat) >= MAX_LAYOUTS:
                 self._flat.clear()
             self._flat[wanted] = self.layout.flat(wanted or None)
         if wanted not in self._computing:

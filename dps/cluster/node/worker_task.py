@@ -117,7 +117,7 @@ class _Task:
             if isinstance(error, (Exception, *self._member.platform.kills)):
                 raise
             # On these, Dask would end the node with everything on it, or wait for ever.
-            how = _HOW_ENDED.get(type(error), "raised what is no Exception")
+            how = _HOW_ENDED.get(type(error), "raised a BaseException")
             text = f"the training function of {self._name} {how}: {error!r}. A worker ends when "
             failure = RuntimeError(f"{text}its function returns")
             raise failure.with_traceback(error.__traceback__) from None
@@ -169,11 +169,11 @@ class _Task:
     def _result_of(self, returned: Returned) -> Any:
         if returned.result is None:
             raise ResultLost(
-                f"{self._name} had finished, and its result was lost with the node that held it. "
-                "Its updates are in the weights, so its function is not called again. A result "
-                f"outlives its node if it has {RESULT_BYTES >> 20} MiB at most and consists of "
-                "None, numbers, strings, arrays of numbers, and lists, tuples or string-keyed "
-                "dicts of these: gather any other once its future is done, or write it to a file"
+                f"the result of {self._name} was lost with the node that held it. The weights have "
+                "its updates, so its function is not called again. A result outlives its node if "
+                f"it has at most {RESULT_BYTES >> 20} MiB and consists of None, numbers, strings, "
+                "arrays of numbers, and lists, tuples or string-keyed dicts of these. Gather any "
+                "other result as soon as its future is done, or write it to a file"
             )
         return unpack(returned.result)
 

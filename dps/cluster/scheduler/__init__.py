@@ -1,1 +1,1 @@
-"""What runs in Dask's scheduler process: the plugin of the coordinator."""
+"""The part in Dask's scheduler process: the plugin of the coordinator."""

@@ -119,7 +119,7 @@ class CoordinatorPlugin(SchedulerPlugin):
             None,
             shards=Listing(shards),
             workers=self._workers([answer for answer in answers if answer]),
-            lost=sum(loss.updates for loss in self._coordinator.losses.found),
+            lost=sum(loss.updates for loss in self._coordinator.losses.reported),
             recent=tuple(self._recent),
         )
 

@@ -100,14 +100,13 @@ class Session:
         durability = recovery.durability
         if not durability.writes_checkpoints:
             raise ConfigurationError(
-                f"a supervised program resumes from checkpoints, and {durability!r} writes none: "
-                "give recovery=Recovery(Checkpoint(path=...))"
+                f"a supervised program resumes from checkpoints, but {durability!r} writes none: "
+                "use recovery=Recovery(Checkpoint(path=...))"
             )
         if durability.restores_in_parts:
             raise ConfigurationError(
-                "a supervised program reports after a return how many updates are lost, but "
-                f"{durability!r} restores some blocks of a shard older than others, and nothing "
-                "counts their updates: give recovery=Recovery(Checkpoint(path=...))"
+                f"{durability!r} restores blocks of different age and cannot count lost updates, "
+                "which a supervised program reports: use recovery=Recovery(Checkpoint(path=...))"
             )
         call, self._calls = self._calls, self._calls + 1
         watch = SchedulerWatch(client, lambda cause: self._send(ClusterLost(cause)))
@@ -168,11 +167,10 @@ class Session:
             if not silent and not any(answers.values()):
                 break
             if silent or time.monotonic() > until:
-                named = f"do not answer: {', '.join(silent)}" if silent else "have hosts of it"
+                named = f"do not answer: {', '.join(silent)}" if silent else "host it"
                 raise DeadlineExceeded(
-                    f"the parameter server {group} may still be served by hosts of the earlier "
-                    f"incarnation: after {timings.unavailable:g} s Dask workers {named}; end or "
-                    "restart these"
+                    f"the earlier incarnation of parameter server {group} may still run: after "
+                    f"{timings.unavailable:g} s Dask workers {named}; end or restart these"
                 )
             time.sleep(LOOK_SECONDS)
         if not known.contained:  # an unreachable host may still have its lease

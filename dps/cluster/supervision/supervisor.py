@@ -34,7 +34,7 @@ from dps.cluster.backends.processes import (
 )
 from dps.cluster.supervision.messages import ClusterLost, Finished, Past, Raised, Serving
 from dps.core.arguments import check_function
-from dps.core.ranges import argument_above_zero, refused, whole_argument
+from dps.core.ranges import argument_above_zero, integer_argument, refused
 from dps.errors import DeadlineExceeded, ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned, log
 
@@ -98,7 +98,7 @@ def supervise(
         Processes of the program cannot be ended, so it cannot be restarted.
     """
     check_function("program", program, ["session"])
-    whole_argument("returns", returns, 0, "returns")
+    integer_argument("returns", returns, 0, "returns")
     argument_above_zero("within", within)
     if on_return is not None:
         check_function("on_return", on_return, ["returned"])
@@ -162,10 +162,10 @@ class _Supervisor:
         if isinstance(last, Raised):
             error = _error_of(last)
             for failure in self.failures:
-                error.add_note(f"on_return has raised as well: {failure!r}")
+                error.add_note(f"on_return also raised {failure!r}")
             raise error
         if self.failures:
-            raise ExceptionGroup("on_return has raised; the program has returned", self.failures)
+            raise ExceptionGroup("the program returned, but on_return raised", self.failures)
         return last.result
 
     def _start(self) -> None:
@@ -181,9 +181,9 @@ class _Supervisor:
             folders = ", ".join(known.folder for known in self.past.known.values())
             advice = f"; ParameterServer.resume continues from {folders}" if folders else ""
             raised = last.raised if last is not None else None
-            raise TooManyReturns(
-                f"{cause}, and it is not started again after {self.limit}{advice}"
-            ) from (_error_of(raised) if raised is not None else None)
+            raise TooManyReturns(f"{cause}; not restarted after {self.limit}{advice}") from (
+                _error_of(raised) if raised is not None else None
+            )
         if len(self.alive) < 2:
             self._start()  # it imports Dask while the other one ends
         incarnation.end()
@@ -207,7 +207,7 @@ class _Supervisor:
 def _error_of(raised: Raised) -> BaseException:
     """Return what a program has raised, with its traceback there as the cause."""
     if raised.error is None:
-        return ProgramFailed(f"its result or error cannot be sent:\n{raised.trace}")
+        return ProgramFailed(f"the program's result or error cannot be sent:\n{raised.trace}")
     raised.error.__cause__ = ProgramFailed(f"in the program:\n{raised.trace}")
     return raised.error
 
@@ -217,12 +217,12 @@ class Incarnation:
 
     def __init__(self, program: Callable[[Any], Any], preload: Sequence[str] | None) -> None:
         context = multiprocessing.get_context("spawn")
-        self._link, theirs = context.Pipe()
+        self._link, remote = context.Pipe()
         self._process = context.Process(
-            target=run_program, args=(theirs, program, preload), name="dps-program"
+            target=run_program, args=(remote, program, preload), name="dps-program"
         )
         self._process.start()
-        theirs.close()
+        remote.close()
         self._pid = self._process.pid or 0
         self._leader = process_of(self._pid)
         self._ended = os.pidfd_open(self._pid)
@@ -256,9 +256,8 @@ class Incarnation:
             name = known.get(-code, f"signal {-code}")
             return f"the driver's process was ended by {name}"
         raise ProgramFailed(
-            f"the program's process exited with code {code} before the program returned: look at "
-            "its output. The program must be a function of a module that can be imported, as for "
-            "multiprocessing"
+            f"the program's process exited with code {code} before the program returned: see its "
+            "output. The program must be a function of an importable module, as for multiprocessing"
         )
 
     def join(self, seconds: float) -> None:
@@ -301,8 +300,8 @@ class Incarnation:
             if time.monotonic() > until:
                 pids = ", ".join(str(process.pid) for process in members)
                 raise DeadlineExceeded(
-                    f"processes of the program are still there {END_SECONDS:g} s after SIGKILL, or "
-                    f"belong to another user: {pids}; end these, and continue with "
+                    f"processes of the program still run {END_SECONDS:g} s after SIGKILL, or "
+                    f"belong to another user: {pids}; end them, and continue with "
                     "ParameterServer.resume"
                 )
             for process in members:

@@ -206,14 +206,14 @@ class ClusterTransport:
         except RuntimeError as error:
             if "ConnectionPool is closed" not in str(error):  # a message of Dask
                 raise
-            raise GroupClosed("the Dask client or node that it was used from is closed") from error
+            raise GroupClosed("its Dask client or node is closed") from error
         except NoSuchKey:
             name = to.key.removeprefix(COORDINATOR_PREFIX)
             if name == to.key:
                 raise _not_serving(to) from None
             raise CoordinatorGone(
-                f"parameter server {name} is closed, or its Dask scheduler was started again: it "
-                "takes no more workers, and what they ask for is not carried out"
+                f"parameter server {name} is closed, or its Dask scheduler was restarted: it "
+                "accepts no more workers or requests"
             ) from None
         self._meter.received[link] += wire.size(reply)
         return wire.decode(reply)
@@ -420,7 +420,7 @@ def _unreachable(to: Endpoint, kind: type, error: Exception) -> Unreachable:
 
 
 def _not_serving(to: Endpoint) -> NotServing:
-    return NotServing(f"there is no {to.key} at {to.address}")
+    return NotServing(f"{to.key} does not exist at {to.address}")
 
 
 def _is_large(frames: wire.Frames) -> bool:

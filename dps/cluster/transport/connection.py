@@ -29,7 +29,7 @@ from dps.cluster.transport import memory
 from dps.cluster.transport.memory import Held, Pool
 from dps.cluster.transport.stream import (
     INLINE,
-    MOST_DESCRIPTORS,
+    MAX_DESCRIPTORS,
     Description,
     Kind,
     Line,
@@ -231,7 +231,7 @@ class Connection:
             if self._needs_place(frame):
                 own = memory.held_by(frame) if frame.flags.c_contiguous else None
                 # One descriptor is for the copies.
-                if own is None or own.mapping.fd < 0 or len(lying) == MOST_DESCRIPTORS - 1:
+                if own is None or own.mapping.fd < 0 or len(lying) == MAX_DESCRIPTORS - 1:
                     to_copy.append(index)
                 else:
                     start = frame.__array_interface__["data"][0] - own.mapping.address
@@ -327,7 +327,7 @@ class Connection:
                 room = self._reader.room()
                 done = self._line.receive(room)
                 if not done:
-                    self.close("the other end has closed the connection, or has ended")
+                    self.close("the other end closed the connection, or ended")
                     return
                 received += done
                 self._received_bytes += done
@@ -344,9 +344,9 @@ class Connection:
         except OSError as error:
             self.close(str(error))
         except MemoryError as error:
-            self.close(f"there is no memory here for a received message: {error}")
+            self.close(f"no memory for a received message: {error}")
         except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
-            self.close(f"received bytes are no message of dps: {error!r}")
+            self.close(f"received bytes are not a message of dps: {error!r}")
         else:
             if self._line.has_more:
                 self._loop.call_soon(self._readable)
@@ -357,8 +357,8 @@ class Connection:
         try:
             self._loans.accept(message, self._line)
         except OSError as error:
-            self._sent(Kind.NO_MEMORY, 0, Description(f"it cannot map memory: {error}"))
-            self.close(f"memory cannot be mapped here: {error}", avoid=True)
+            self._sent(Kind.NO_MEMORY, 0, Description(f"cannot map memory: {error}"))
+            self.close(f"cannot map shared memory: {error}", avoid=True)
             return
         if about.loans and self._news is None:
             self._news = self._loop.call_later(NEWS_SECONDS, self._send_news)
@@ -476,7 +476,7 @@ class _Loans:
         about = message.about
         for number, size in about.segments:
             if line.truncated or not line.descriptors:
-                raise OSError("there are no descriptors left")
+                raise OSError("no file descriptors are left")
             fd = line.descriptors.popleft()
             mapping = self._known[number] = memory.opened(fd, size)
             if memory.few_left(fd):  # otherwise it is kept, to pass the segment on

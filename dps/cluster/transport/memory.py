@@ -34,7 +34,7 @@ ALIGNMENT = 64  # of arrays in a segment: a line of the processor's cache
 SMALLEST = 1 << 16
 IDLE_BYTES = 512 << 20  # that a pool keeps for later
 SOON = 64  # requests within which a pool keeps more
-MOST_SEGMENTS = 256  # of a pool: each takes a descriptor here, and in each process that maps it
+MAX_SEGMENTS = 256  # of a pool: each takes a descriptor here, and in each process that maps it
 _CLOEXEC_SEALABLE = 0x0001 | 0x0002  # MFD_CLOEXEC | MFD_ALLOW_SEALING
 _NOEXEC = 0x0008  # MFD_NOEXEC_SEAL; Linux 6.3
 # Numbers, because this module is also imported on systems without these constants.
@@ -94,7 +94,7 @@ def create(size: int) -> Mapping:
         fd = os.memfd_create("dps", _CLOEXEC_SEALABLE)
     try:
         if few_left(fd):
-            raise OSError(errno.EMFILE, "few descriptors are left")
+            raise OSError(errno.EMFILE, "few file descriptors are left")
         os.posix_fallocate(fd, 0, size)
         made = Mapping(fd, size, writable=True)
     except BaseException:
@@ -111,7 +111,7 @@ def opened(fd: int, size: int) -> Mapping:
     try:
         sealed = fcntl.fcntl(fd, _GET_SEALS)
         if sealed & _SHRINK == 0 or os.fstat(fd).st_size < size:
-            raise OSError(errno.EINVAL, "memory that may shrink, or is too small")
+            raise OSError(errno.EINVAL, "the memory may shrink, or is too small")
         return Mapping(fd, size, writable=False)
     except BaseException:
         os.close(fd)
@@ -227,7 +227,7 @@ class Pool:
         """Warn, once, that there is no memory, so that arrays are sent through sockets."""
         if not self._failed:
             self._failed = True
-            _log.warning("no memory to share (%s): arrays go through the socket instead", error)
+            _log.warning("no shared memory (%s): arrays are sent through the socket instead", error)
 
     def close(self) -> None:
         """Free idle segments now, and the others at the end of their use."""
@@ -257,21 +257,21 @@ class Pool:
                 else:
                     self._idle.append((self._requests, ended))
             # The warmest first, and before others are given up.
-            found = next((each for each in reversed(self._idle) if each[1].size == size), None)
-            if found is not None:
-                self._idle.remove(found)
+            segment = next((each for each in reversed(self._idle) if each[1].size == size), None)
+            if segment is not None:
+                self._idle.remove(segment)
             idle = sum(mapping.size for _, mapping in self._idle)
             while idle > IDLE_BYTES and self._requests - self._idle[0][0] >= SOON:
                 given_up.append(self._idle.popleft()[1])
                 idle -= given_up[-1].size
-        return None if found is None else found[1]
+        return None if segment is None else segment[1]
 
     def _created(self, size: int) -> Mapping:
         """Make a segment; give up idle ones of other sizes while there are too many."""
         while True:
             try:
-                if len(self._all) >= MOST_SEGMENTS:
-                    raise OSError(errno.EMFILE, f"{MOST_SEGMENTS} segments are in use")
+                if len(self._all) >= MAX_SEGMENTS:
+                    raise OSError(errno.EMFILE, f"{MAX_SEGMENTS} segments are in use")
                 made = create(size)
             except OSError as error:
                 with self._lock:

@@ -36,7 +36,7 @@ GREETING_SECONDS = 5.0
 ASK_SECONDS = 10.0
 AGAIN_SECONDS = 30.0  # until a transport that did not work is tried again
 REST_SECONDS = 1.0  # after a connection could not be accepted, for lack of descriptors
-MOST_GREETING = 64  # connections that have not proven yet that they know the secret
+MAX_GREETING = 64  # connections that have not proven yet that they know the secret
 
 Kind = Literal["shared_memory", "stream"]
 
@@ -177,7 +177,7 @@ class Port:
                 _log.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(REST_SECONDS)  # it stays pending
                 continue
-            if self._greeting and (len(self._greeting) >= MOST_GREETING or few_left(sock.fileno())):
+            if self._greeting and (len(self._greeting) >= MAX_GREETING or few_left(sock.fileno())):
                 # A greeting takes a moment: the oldest is the least likely to come from a peer.
                 oldest = next(iter(self._greeting))
                 del self._greeting[oldest]
@@ -241,7 +241,7 @@ class Port:
         except OSError:
             return  # the peer does not answer on any connection
         if not connection.lost and not await connection.is_alive(ASK_SECONDS):
-            connection.close(f"nothing came by {kind}", avoid=True)
+            connection.close(f"no message arrived by {kind}", avoid=True)
 
     def _looked(self, key: tuple[str, TransportChoice, bool], looking: asyncio.Task[Way]) -> None:
         del self._looking[key]

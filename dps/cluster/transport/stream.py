@@ -34,14 +34,14 @@ MAGIC = b"dps transport 3\n"
 NONCE_BYTES, PROOF_BYTES = 16, 32
 TURN_BYTES = 1 << 20  # that TLS encrypts or decrypts before others have their turn
 RECORD_BYTES = 1 << 14  # that TLS decrypts at most in one call
-MOST_DESCRIPTORS = 64  # per message
-_ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * struct.calcsize("i"))
+MAX_DESCRIPTORS = 64  # per message
+_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * struct.calcsize("i"))
 _TRUNCATED = int(socket.MSG_CTRUNC)  # operators of enumerations are slow
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 HEAD = struct.Struct("<BxxxIQ")  # kind, bytes of the description, number of the request
 STAGING_BYTES = 1 << 18
-MOST_DESCRIPTION = 1 << 26
+MAX_DESCRIPTION = 1 << 26
 DIRECT_BYTES = 1 << 14  # if this much of a frame is missing, it is received into the frame
 INLINE = -1
 
@@ -158,19 +158,21 @@ async def greeted(
         elif line.passes_memory:
             _, uid = peer_of(sock)
             if uid != os.getuid():
-                raise Refused(f"the process that has connected is user {uid}, not {os.getuid()}")
+                raise Refused(
+                    f"the connected process belongs to user {uid}, expected {os.getuid()}"
+                )
         if tls is not None and not line.passes_memory:
             end = {"server_hostname": address[0]} if calls else {"server_side": True}
             wrapped = tls.wrap_socket(sock, do_handshake_on_connect=False, **end)
             line = TlsLine(wrapped)
             await _retried(line, wrapped.do_handshake)
-        mine = secrets.token_bytes(NONCE_BYTES)
-        _send(line, MAGIC + mine)
+        own = secrets.token_bytes(NONCE_BYTES)
+        _send(line, MAGIC + own)
         greeting = await _receive(line, len(MAGIC) + NONCE_BYTES)
         if not greeting.startswith(MAGIC):
             raise Refused("the process at the other end does not use the protocol of dps")
-        theirs = greeting.removeprefix(MAGIC)
-        numbers = mine + theirs if calls else theirs + mine
+        other = greeting.removeprefix(MAGIC)
+        numbers = own + other if calls else other + own
         proofs = [hmac.digest(secret, way + numbers, "sha256") for way in (b">", b"<")]
         _send(line, proofs[0 if calls else 1])
         proof = await _receive(line, PROOF_BYTES)
@@ -194,7 +196,7 @@ async def _receive(line: Line, size: int) -> bytes:
     while rest:
         count = await _retried(line, lambda: line.receive(rest))  # noqa: B023 - called at once
         if not count:
-            raise Refused("the other end has closed the connection")
+            raise Refused("the other end closed the connection")
         rest = rest[count:]
     return bytes(received)
 
@@ -275,7 +277,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """Return a received dtype; `ValueError` if it is one of objects."""
     dtype: np.dtype[Any] = np.dtype(name)
     if dtype.hasobject:
-        raise ValueError(f"arrays of {name} do not cross the wire")
+        raise ValueError(f"arrays of {name} cannot cross the wire")
     return dtype
 
 
@@ -334,7 +336,7 @@ class Reader:
             self._move(len(self._staging))
             return None
         kind, size, number = HEAD.unpack_from(self._staging, self._start)
-        if size > MOST_DESCRIPTION or kind not in _KINDS:
+        if size > MAX_DESCRIPTION or kind not in _KINDS:
             raise ValueError(f"a description of {size} bytes, of kind {kind}")
         if waiting < HEAD.size + size:
             self._move(max(len(self._staging), HEAD.size + size))

@@ -54,8 +54,8 @@ class FilterChain:
             accumulated = gradient if residual is None else gradient + residual
         if residual is not None and not device.all_finite(accumulated):
             raise NonFiniteGradient(
-                f"update {sending.update}: the gradient of {sending.array!r} with what its filters "
-                "had withheld before is too large for its dtype; nothing of this update was applied"
+                f"update {sending.update}: the gradient of {sending.array!r} with earlier withheld "
+                "values is too large for its dtype; nothing of this update was applied"
             )
         mask, withheld = self._selected(accumulated, sending, device)
         section = self._encoded(accumulated, mask, sending, device)
@@ -291,14 +291,14 @@ class Outbox:
 
     def _apart(self) -> dict[Names, Numbers]:
         """Return the residual of each array."""
-        found: dict[Names, Numbers] = {}
+        residuals: dict[Names, Numbers] = {}
         for names, kept in self._residuals.items():
             at = 0
             for name in names:
                 size = self._of_shard[name].size
-                found[(name,)] = kept[at : at + size]
+                residuals[(name,)] = kept[at : at + size]
                 at += size
-        return found
+        return residuals
 
 
 def _encodings(section: Section, run: Sequence[Stretch]) -> list[Encoding]:
@@ -331,8 +331,8 @@ def checked_of_pulls(
         for selection in chain:
             if isinstance(selection, Selection) and not selection.feedback:
                 raise ConfigurationError(
-                    f"pull_filters[{name!r}]: {selection} drops what it withholds of a gradient; "
-                    "weights need a filter that sends it later, such as SignificantlyModified"
+                    f"pull_filters[{name!r}]: {selection} discards withheld values; weights need a "
+                    "filter that sends them later, such as SignificantlyModified"
                 )
     return chains
 
@@ -350,11 +350,11 @@ def _chains(
         chains[name] = _chain(f"{what}[{name!r}]", chain)
         if name != EVERY and name not in names:
             raise ConfigurationError(
-                f"{what}[{shown(name)}]: there is no such array; there are: {listed(names)} "
-                f"(and {EVERY!r} for all that are not named)"
+                f"{what}[{shown(name)}]: no such array; expected one of {listed(names)}, or "
+                f"{EVERY!r} for all others"
             )
-    found = {name: chains.get(name, chains.get(EVERY)) for name in names}
-    return {name: chain for name, chain in found.items() if chain is not None}
+    chosen = {name: chains.get(name, chains.get(EVERY)) for name in names}
+    return {name: chain for name, chain in chosen.items() if chain is not None}
 
 
 def _chain(where: str, filters: Sequence[Filter]) -> FilterChain:
@@ -362,17 +362,17 @@ def _chain(where: str, filters: Sequence[Filter]) -> FilterChain:
     for given in filters:
         if isinstance(given, type) or not isinstance(given, Quantise | Lossless | Selection):
             raise ConfigurationError(
-                f"{where}: {shown(given)} is no filter; expected one such as TopK(0.05), or an "
+                f"{where}: {shown(given)} is not a filter; expected one such as TopK(0.05), or an "
                 "object with `feedback` and `selected`"
             )
     for kind in kinds:
         if kinds.count(kind) > 1:
-            raise ConfigurationError(f"{where}: {kind} is there twice; keep one of them")
+            raise ConfigurationError(f"{where}: {kind} is given twice; keep one of them")
     stages = [isinstance(f, Quantise | Lossless) + isinstance(f, Lossless) for f in filters]
     if stages != sorted(stages):
         raise ConfigurationError(
-            f"{where}: {', '.join(kinds)} in this order cannot work: first say which entries are "
-            "sent, then Quantise, then Lossless"
+            f"{where}: {', '.join(kinds)} are in the wrong order; expected a filter that selects "
+            "entries, then Quantise, then Lossless"
         )
     return FilterChain(
         tuple(f for f in filters if not isinstance(f, Quantise | Lossless)),
@@ -391,7 +391,6 @@ def _check_rule(name: str, chain: Iterable[Filter], rule: UpdateRule) -> None:
     strength = {L1: "strength", ElasticNet: "l1"}.get(type(penalty))
     if strength is None or kkt.strength > getattr(penalty, strength):
         raise ConfigurationError(
-            f"filters[{name!r}]: {kkt} withholds what a proximal rule with an L1 penalty of that "
-            f"strength would undo, but the optimizer is {rule}; use Proximal(…, L1({kkt.strength}))"
-            ", or leave KKT out"
+            f"filters[{name!r}]: {kkt} needs a proximal rule with the same L1 penalty, but the "
+            f"optimizer is {rule}; use Proximal(…, L1({kkt.strength})), or leave KKT out"
         )

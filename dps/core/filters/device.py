@@ -30,7 +30,8 @@ Mask = Any  # booleans, in the same form
 
 
 class Device(Protocol):
-    """What a chain of filters needs, besides operators, of arrays or tensors. Thread-safe."""
+    """Operations on arrays or tensors for a chain of filters, in addition to operators.
+    Thread-safe."""
 
     def view(self, buffer: Any, stretch: Stretch) -> Numbers:
         """Return the elements of a stretch, without a copy."""

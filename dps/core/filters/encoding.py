@@ -59,13 +59,13 @@ class Section:
 
 def stretches(layout: ShardLayout, pieces: Sequence[int]) -> tuple[Stretch, ...]:
     """Return where each array lies in a dense gradient of these pieces (empty: all)."""
-    found: dict[str, Stretch] = {}  # the pieces of an array follow one another
+    by_array: dict[str, Stretch] = {}  # the pieces of an array follow one another
     for piece, where in layout.packed(pieces):
         block = piece.block
-        first = found.get(block.name)
+        first = by_array.get(block.name)
         begin = where.start if first is None else first.begin
-        found[block.name] = Stretch(block.name, block.dtype, begin, where.stop)
-    return tuple(found.values())
+        by_array[block.name] = Stretch(block.name, block.dtype, begin, where.stop)
+    return tuple(by_array.values())
 
 
 def encoded(accumulated: Array, selected: Array | None, values: Values, random: Random) -> Section:
@@ -238,7 +238,7 @@ def _fill(op: Operation, out: Array, section: Section) -> None:
 
 def _require(op: Operation, holds: bool) -> None:
     if not holds:
-        raise ShapeMismatch(f"update {op.id}: its encoded gradient is not what it says it is")
+        raise ShapeMismatch(f"update {op.id}: its encoded gradient is malformed")
 
 
 def _bf16(sent: Array) -> Array:

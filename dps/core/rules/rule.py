@@ -1,4 +1,4 @@
-"""What a server-side update rule is, and the plain ones: SGD, momentum, AdaGrad, Adam and AdamW.
+"""The interface of server-side update rules, and SGD, momentum, AdaGrad, Adam and AdamW.
 
 A rule is a pure function of old arrays to new arrays. It never writes into what it is given: a
 shard's state is replaced, not changed, so a snapshot is a reference and no reader sees half a step.

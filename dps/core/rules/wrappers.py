@@ -69,7 +69,7 @@ class Clipped(Wrapper):
             raise ConfigurationError("Clipped: expected norm=…, value=… or both")
         if within(self.rule, Clipped) is not None:
             raise ConfigurationError(
-                "Clipped: the rule within is clipped already; give norm and value at once"
+                "Clipped: the inner rule is already Clipped; give norm and value together"
             )
 
     @np.errstate(over="ignore")  # a limit may be too large for float32
@@ -87,11 +87,11 @@ class Clipped(Wrapper):
             for part, out in zip(parts, now, strict=True):
                 np.clip(part, -value, value, out=out)
         if norm is not None:
-            found = norm_of(now) + TINY
-            if norm < found < math.inf:
+            length = norm_of(now) + TINY
+            if norm < length < math.inf:
                 before, now = now, fresh() if now is parts else now
                 for part, out in zip(before, now, strict=True):
-                    np.multiply(part, norm / found, out=out)
+                    np.multiply(part, norm / length, out=out)
         return now
 
 
@@ -245,7 +245,7 @@ class Accumulated(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         if within(self.rule, Accumulated) is not None:
-            raise ConfigurationError("Accumulated: the rule within accumulates gradients already")
+            raise ConfigurationError("Accumulated: the inner rule is already Accumulated")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -417,7 +417,7 @@ class StalenessAware(Wrapper):
         super().__post_init__()
         if needs_base(self.rule):
             raise ConfigurationError(
-                "StalenessAware: delay compensation comes first; write DelayCompensated("
+                "StalenessAware: delay compensation must be outermost; write DelayCompensated("
                 "StalenessAware(...), strength)"
             )
 
@@ -483,16 +483,16 @@ class PerArray:
                 raise refused(f"optimizer[{name!r}]", rule, "an update rule such as SGD(0.1)")
             if within(rule, Clipped) is not None:
                 raise ConfigurationError(
-                    f"optimizer[{name!r}]: a gradient is clipped as a whole; put Clipped(…) around "
-                    "all rules: Clipped(PerArray((…)), norm=…)"
+                    f"optimizer[{name!r}]: clipping applies to the whole gradient; put Clipped(…) "
+                    "around all rules: Clipped(PerArray((…)), norm=…)"
                 )
             if within(rule, PerArray) is not None:
-                raise ConfigurationError(f"optimizer[{name!r}] has rules by names within it")
+                raise ConfigurationError(f"optimizer[{name!r}]: PerArray cannot be nested")
         names = [name for name, _ in self.rules]
         if not names:
-            raise ConfigurationError("optimizer: expected the rule of one array at least")
+            raise ConfigurationError("optimizer: expected a rule for at least one array")
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigurationError(f"optimizer[{twice!r}] is there twice; keep one of them")
+            raise ConfigurationError(f"optimizer[{twice!r}] is given twice; keep one of them")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -514,8 +514,8 @@ class PerArray:
         chosen = self.chosen(name)
         if chosen is None:
             raise ConfigurationError(
-                f"optimizer: no rule for {name!r}; name it, or add {EVERY!r} for all that are not "
-                "named (Frozen() if they are not to be trained)"
+                f"optimizer: no rule for {name!r}; add one, or add {EVERY!r} for all other arrays "
+                "(Frozen() to leave them untrained)"
             )
         return self._rules[chosen]
 
@@ -529,7 +529,7 @@ class PerArray:
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
     ) -> Stepped:
         """Refuse, because the rule depends on the name (see `rule_for`)."""
-        raise ConfigurationError("rules by names take no step with arrays that have no name")
+        raise ConfigurationError("PerArray needs the names of the arrays")
 
     @cached_property
     def _rules(self) -> dict[str, UpdateRule]:
@@ -562,7 +562,7 @@ def check_names(rule: UpdateRule, names: Collection[str]) -> None:
     for entry, _ in named.rules:
         if entry not in used and entry != EVERY:
             raise ConfigurationError(
-                f"optimizer[{entry!r}]: no array or table has this rule; there are: {listed(names)}"
+                f"optimizer[{entry!r}]: no such array or table; expected one of {listed(names)}"
             )
 
 

@@ -45,8 +45,8 @@ def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int
             order = None
         if values and not all_finite(gradient):
             raise NonFiniteGradient(
-                f"the rows for table {name!r} hold NaN or infinity, or those of a repeated key do "
-                "when they are summed; nothing of this update was applied"
+                f"the rows for table {name!r} hold NaN or infinity, or the sum over a repeated key "
+                "does; nothing of this update was applied"
             )
         keys, order, cuts = _by_shard(layout, keys, order)
         if order is not None:
@@ -103,7 +103,7 @@ def as_range(start: object, stop: object) -> tuple[int, int]:
 def _checked(spec: SparseSpec, pushed: tuple[object, object]) -> tuple[np.ndarray, np.ndarray]:
     what = f"the rows for table {spec.name!r}"
     if not isinstance(pushed, tuple) or len(pushed) != 2:
-        expected = "a pair: keys, and an array with a row for each"
+        expected = "a pair: keys, and an array with one row for each"
         raise ShapeMismatch(f"{what} are {type(pushed).__name__}, expected {expected}")
     keys = as_keys(spec.name, pushed[0])
     gradient = as_gradient(what, pushed[1], spec.dtype, ShapeMismatch)
@@ -154,7 +154,7 @@ def checked_rows(spec: SparseSpec, rows: object, keys: object = None) -> Level:
     with np.errstate(over="ignore"):
         values = rows.astype(spec.dtype)
     if not all_finite(values):
-        raise ConfigurationError(f"{what} hold NaN, or values that are infinite in {spec.dtype}")
+        raise ConfigurationError(f"{what} hold NaN, or values beyond the range of {spec.dtype}")
     if keys is None:
         return Level(np.arange(len(rows)), values)
     numbers = as_keys(spec.name, keys)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dps.core.arguments import is_name, plain
-from dps.core.ranges import Checked, NotNegative, Seed, described, refused, whole_argument
+from dps.core.ranges import Checked, NotNegative, Seed, described, integer_argument, refused
 from dps.errors import ShapeMismatch
 
 GROWTH = 2  # least ratio of the lengths of a level and the one before
@@ -183,7 +183,7 @@ class SparseSpec:
         if not is_name(self.name):
             raise refused("SparseSpec: name", self.name, "a text")
         what, dtype = f"SparseSpec {self.name!r}", _dtype_name(self.dtype)
-        width = whole_argument(f"{what}: width", self.width, 1, "numbers")
+        width = integer_argument(f"{what}: width", self.width, 1, "numbers")
         if dtype not in ROW_DTYPES:
             raise refused(f"{what}: dtype", self.dtype, "'float32' or 'float64'")
         if isinstance(self.initial, np.ndarray):
@@ -269,19 +269,19 @@ class SparseTable:
     def rows(self, spec: SparseSpec, keys: np.ndarray, slots: tuple[str, ...] = ()) -> Level:
         """Return copies of the rows of int64 keys and some slots, or of their initial values."""
         left = np.arange(len(keys))  # indices of the keys that were not found yet
-        found: list[tuple[np.ndarray, Level, np.ndarray]] = []
+        matches: list[tuple[np.ndarray, Level, np.ndarray]] = []
         for level in self.levels:
             wanted = keys if len(left) == len(keys) else keys[left]
             at, hit = _places(level.keys, wanted)
             if hit.all():
-                found.append((left, level, at))
+                matches.append((left, level, at))
                 left = left[:0]
                 break
             if hit.any():
-                found.append((left[hit], level, at[hit]))
+                matches.append((left[hit], level, at[hit]))
                 left = left[~hit]
-        if len(found) == 1 and not len(left):
-            _, level, at = found[0]
+        if len(matches) == 1 and not len(left):
+            _, level, at = matches[0]
             taken = {name: level.slots[name].take(at, 0) for name in slots}
             return Level(keys, level.values.take(at, 0), taken)
         if len(left) == len(keys):
@@ -290,7 +290,7 @@ class SparseTable:
             values = np.empty((len(keys), spec.width), spec.dtype)
             values[left] = spec.initial_rows(keys[left])
         state = {name: np.zeros_like(values) for name in slots}
-        for where, level, at in found:
+        for where, level, at in matches:
             values[where] = level.values.take(at, 0)
             for name, slot in state.items():
                 slot[where] = level.slots[name].take(at, 0)
@@ -379,7 +379,7 @@ def as_keys(table: str, keys: object) -> np.ndarray:
     try:
         array = plain(what, np.asanyarray(keys), ShapeMismatch)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ShapeMismatch(f"{what} are no array of whole numbers: {error}") from error
+        raise ShapeMismatch(f"{what} are not an array of whole numbers: {error}") from error
     if array.ndim != 1:
         raise ShapeMismatch(f"{what} have {array.ndim} dimensions, expected one")
     if not array.size:
@@ -388,7 +388,7 @@ def as_keys(table: str, keys: object) -> np.ndarray:
         raise ShapeMismatch(f"{what} are {array.dtype}, expected whole numbers below 2⁶³")
     for key in (int(array.min()), int(array.max())):
         if not 0 <= key < KEYS:
-            raise ShapeMismatch(f"{what}: {key} is not from 0 to 2⁶³ - 1")
+            raise ShapeMismatch(f"{what}: {key}, expected 0 to 2⁶³ - 1")
     return array.astype(np.int64, copy=False)
 
 

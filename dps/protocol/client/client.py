@@ -357,7 +357,7 @@ class Client:
 
     def run(self, work: Coroutine[Any, Any, Any], done: Done) -> None:
         """Run a coroutine as a task; call `done` with its result, or with an exception."""
-        outcome: Any = DpsError("the client was closed before that had ended")
+        outcome: Any = DpsError("the client was closed before the call ended")
 
         async def run() -> None:
             nonlocal outcome
@@ -463,7 +463,7 @@ class Client:
 
     @property
     def filtered(self) -> dict[str, Any]:
-        """What the filters have done so far (see `Encoder.state`)."""
+        """The state of the filters (see `Encoder.state`)."""
         return self.encoder.state(sum(client.keys.saved_bytes for client in self._shard_clients))
 
     @property
@@ -610,11 +610,11 @@ class Client:
 
     def _lost(self, loss: msg.Loss) -> None:
         self._caller.on_loss(loss)
-        self._end_if_wanted(f"of the updates of {self.worker}, {loss}")
+        self._end_if_wanted(f"updates of {self.worker}: {loss}")
 
     def _end_if_wanted(self, why: str) -> None:
         if self.group.on_loss == "raise":
-            self._end(UpdatesLost(f"{why}. The training ends, as on_loss='raise' says"))
+            self._end(UpdatesLost(f"{why}. on_loss='raise' ends the training"))
 
     def _fail(self, error: Exception) -> None:
         self._end(internal_error(error))

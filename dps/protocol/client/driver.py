@@ -1,4 +1,4 @@
-"""What only the driver of a group does: provide initial values, and request checkpoints."""
+"""Requests of a group's driver: initial values and checkpoints."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Bootstrap:
                     under_way[seed] = self._tasks.keep(install, self._group.timings.call)
 
     async def _install(self, seed: Seed) -> None:
-        """Install repeatedly: what the host depends on may not be there yet."""
+        """Install repeatedly: other nodes that the host needs may not be ready yet."""
         if self._saved:
             state, source = self._saved[seed.shard], "checkpoint"
         else:

@@ -1,4 +1,4 @@
-"""What a client has read of the shards: its read point, and the cache of filtered pulls.
+"""The reads of a client: its read point, and the cache of filtered pulls.
 
 A worker that computes while it sends receives newer weights before it pushes the gradients of older
 ones. The read point of the older weights goes with that push, so that the staleness of the gradient
@@ -56,7 +56,8 @@ class ReadPoint(NamedTuple):
 
     @property
     def slack(self) -> int | None:
-        """How many gradients, besides one, may be computed from these weights; None: any number."""
+        """How many gradients after the next one may be computed from these weights; None: any
+        number."""
         bounds = [read.weights.slack for read in self.shards if read.weights is not None]
         return min((bound for bound in bounds if bound >= 0), default=None)
 
@@ -68,7 +69,7 @@ class ReadPoint(NamedTuple):
     def with_rows(self, later: ReadPoint) -> ReadPoint:
         """Return these weights with the rows that were read by the time of `later`."""
         pairs = zip(self.shards, later.shards, strict=True)
-        return ReadPoint(tuple(mine._replace(seen=theirs.seen) for mine, theirs in pairs))
+        return ReadPoint(tuple(own._replace(seen=other.seen) for own, other in pairs))
 
 
 class Copy:

@@ -32,7 +32,7 @@ class Receipts:
 
     @property
     def accounts(self) -> tuple[Account, ...]:
-        """What to report to the coordinator."""
+        """The report to the coordinator."""
         return (*self._kept, *self._counts.values())
 
     @property

@@ -177,7 +177,7 @@ class Router:
             except GroupClosed as error:
                 _log.warning(
                     "dps: parameter server %s was not closed: %s. Leave its `with` block or "
-                    "call ps.close() before that",
+                    "call ps.close() first",
                     self.group.name,
                     error,
                 )

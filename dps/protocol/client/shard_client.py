@@ -80,10 +80,10 @@ class ShardClient:
         self._why = ""  # why the shard makes this client wait, if it gives a reason
         self._waits_for_workers = False
         self._last: UpdateId | None = None
-        self._told_in = 0  # the epoch in which the shard received the worker's clock
+        self._clock_sent_in = 0  # the epoch in which the shard received the worker's clock
         # If all shards are restored together, so are all clocks; the client must not send its own.
         gated = not isinstance(client.group.consistency, ASP)
-        self._tells = gated and not client.group.restores_together
+        self._sends_clock = gated and not client.group.restores_together
         self._catching_up: asyncio.Task[None] | None = None
         self._evicted_as = -1
 
@@ -100,7 +100,7 @@ class ShardClient:
         async with self._turn:
             if op.kind == "join":
                 self._last = None
-                if self._tells:
+                if self._sends_clock:
                     self._catch_up()
             else:
                 self._since_read += 1
@@ -201,8 +201,8 @@ class ShardClient:
                 return None
             if reply.result is None:  # a shard keeps the result of the caller's last call
                 raise Evicted(
-                    f"{op.id.worker} (incarnation {op.id.incarnation}) was not heard of, and calls "
-                    "under its name come from a later incarnation now: end this process"
+                    f"a later incarnation has replaced {op.id.worker} (incarnation "
+                    f"{op.id.incarnation}), which was unreachable: end this process"
                 )
             self._note_acked(op, view.epoch, reply)
             result: np.ndarray = reply.result
@@ -267,11 +267,11 @@ class ShardClient:
 
         async def keep_last(view: msg.View) -> msg.Weights | None:
             """Compute from the last weights again, as far as the consistency model allows."""
-            last, mine = self.read.weights, self.read.incarnation == reader.incarnation
+            last, same = self.read.weights, self.read.incarnation == reader.incarnation
             keeps = isinstance(self._group.recovery.outage, Continue) and reader.worker
             if last is None or not keeps:
                 return None
-            return last if last.slack < 0 or (mine and self._since_read <= last.slack) else None
+            return last if last.slack < 0 or (same and self._since_read <= last.slack) else None
 
         try:
             await self._until_served("pull", attempt, keep_last)
@@ -313,7 +313,7 @@ class ShardClient:
                 return None
             await self._deposit_in(mailboxes, msg.Deposit(self._shard, view.epoch, op))
             self._deposited += 1
-            self._last, self._told_in = op.id, 0
+            self._last, self._clock_sent_in = op.id, 0
         if op.kind == "gradient":
             self._client.note_outcome(self._shard, op.id, 0, "buffered")
         return BUFFERED
@@ -326,7 +326,7 @@ class ShardClient:
         self.clock = reply.clock
         # A worker that joins has a clock, but no number yet.
         self._last = op.id._replace(seq=reply.clock) if op.kind == "join" else op.id
-        self._told_in = self.acked_in = epoch
+        self._clock_sent_in = self.acked_in = epoch
         if reply.weights is not None:
             self._keep(op.id.incarnation, reply.weights)
         self._note_acked(op, epoch, reply)
@@ -356,7 +356,7 @@ class ShardClient:
     # -- what a shard must have before a request ---------------------------------------------------
 
     async def _send_earlier(self, view: msg.View) -> None:
-        await self._tell(view)
+        await self._send_clock(view)
         await self._flush_held(view)
 
     def _catch_up(self) -> None:
@@ -383,17 +383,17 @@ class ShardClient:
                 version = -1
                 await asyncio.sleep(self._timings.retry)
 
-    async def _tell(self, view: msg.View) -> None:
+    async def _send_clock(self, view: msg.View) -> None:
         """Send this worker's clock to a shard in a new epoch, which may have lost it.
 
         So may a mailbox, and a replay policy may leave out what was buffered.
         """
-        if not self._tells or self._last is None or self._told_in == view.epoch:
+        if not self._sends_clock or self._last is None or self._clock_sent_in == view.epoch:
             return
         join = Operation("join", self._last)
         request = msg.Push(view.shard, view.epoch, join, False, self._timings.hold)
         await self._ask(view, view.chain[0], request)
-        self._told_in = view.epoch
+        self._clock_sent_in = view.epoch
 
     async def _flush_held(self, view: msg.View) -> bool:
         """Apply the gradients that are buffered here; they come before newer ones.
@@ -410,9 +410,9 @@ class ShardClient:
                 if self.evicted:
                     raise
                 return True
-            self._last, self._told_in = self._held[-1].id, 0
+            self._last, self._clock_sent_in = self._held[-1].id, 0
             self._held.clear()
-            await self._tell(view)
+            await self._send_clock(view)
         return True
 
     async def _deposit_in(self, mailboxes: Sequence[Endpoint], request: msg.Deposit) -> None:

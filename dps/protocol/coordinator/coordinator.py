@@ -74,7 +74,7 @@ class Coordinator:
             msg.Seeded: lambda m: self.controllers[m.shard].seeded(m.epoch, m.brought),
             msg.Scale: self._scale,
             msg.Drain: self._drain,
-            msg.GetIncidents: lambda m: (self.losses.found, self.failovers.found),
+            msg.GetIncidents: lambda m: (self.losses.reported, self.failovers.reported),
             msg.CloseGroup: self._close_group,
             **self.workers.services,
             **self.data.services,
@@ -221,9 +221,9 @@ class Coordinator:
         was_keeper = info.host in self.keepers
         self.stores = tuple(store for store in self.stores if store != info.host)
         self.mailboxes = tuple(box for box in self.mailboxes if box != info.host)
-        theirs = [each for each in self.controllers if info.host in each.view.chain]
+        served = [each for each in self.controllers if info.host in each.view.chain]
         for controller in self.controllers:
-            if controller in theirs:
+            if controller in served:
                 controller.unsettle(without=info.host)
                 self._detected(controller, info, by)
             if was_keeper or info.host == controller.reserved:
@@ -232,7 +232,7 @@ class Coordinator:
                 controller.reserved = None  # it may be used again at once, but is empty
             controller.store_lost(info.host)
             controller.wake()
-        gone = [each.view.shard for each in theirs if each.begun and not each.view.chain]
+        gone = [each.view.shard for each in served if each.begun and not each.view.chain]
         if gone and self.cuts is not None:
             self.cuts.roll_back(gone[0])
         self._appoint_keepers(was_keeper)

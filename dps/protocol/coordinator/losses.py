@@ -1,4 +1,4 @@
-"""What failures cost: which acknowledged updates a restored shard lacks, and how long it was down.
+"""The cost of failures: acknowledged updates that a restored shard lacks, and its downtime.
 
 Only clients know what was acknowledged to them, and only the process that restores a shard knows
 what its state has. So each client counts its acknowledgements (`Receipts`), the table lists what
@@ -59,7 +59,9 @@ class _Book:
         acked = since[0].acked if since else self.acked
         acked[name] = max(account.count, acked.get(name, 0))
         for unknown in (self.unknown, *(inquiry.unknown for inquiry in since)):
-            unknown -= {(who, n) for who, n in unknown if who == name and n < account.incarnation}
+            unknown -= {
+                (worker, n) for worker, n in unknown if worker == name and n < account.incarnation
+            }
         return since
 
     def acked_before(self, inquiry: Inquiry) -> dict[str, int]:
@@ -91,7 +93,7 @@ class Losses:
     """Asks workers for their acknowledged updates, and finds losses. Used from one event loop.
 
     A loss is recorded when it becomes known, and again when it becomes known more exactly. The
-    `revision` grows with every change of `found`.
+    `revision` grows with every change of `reported`.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -101,8 +103,8 @@ class Losses:
         self._books = [_Book() for _ in coordinator.group.layout.shards]
 
     @property
-    def found(self) -> tuple[Loss, ...]:
-        """The losses found so far, one for each restoration that cost anything."""
+    def reported(self) -> tuple[Loss, ...]:
+        """The losses so far, one for each restoration that cost anything."""
         losses = (i.loss for book in self._books for i in book.inquiries if i.loss is not None)
         return tuple(sorted(losses, key=lambda loss: loss.time))
 
@@ -119,7 +121,7 @@ class Losses:
     def restored(self, view: View, brought: Brought, *, certain: bool, cause: str) -> Inquiry:
         """Note that a shard was restored (see `Restoration`), and ask every active worker.
 
-        What is known at once is published with the view.
+        Losses that are known at once are published with the view.
         """
         book, there = self._books[view.shard], brought.applied
         if brought.based_on is not None:
@@ -233,7 +235,7 @@ class Failovers:
     """The `count` of all failovers, and the last `KEPT`. Used from one event loop."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        self.found: tuple[Failover, ...] = ()
+        self.reported: tuple[Failover, ...] = ()
         self.count = 0
         self._coordinator = coordinator
         self._clock = coordinator.clock
@@ -246,7 +248,7 @@ class Failovers:
     def history(self) -> FailureHistory:
         """The number of restorations and the seconds of service, summed over all shards.
 
-        Servers derive from it how often to write checkpoints: what strikes one may strike others.
+        Servers derive from it how often to write checkpoints: a cause that hits one may hit others.
         """
         return FailureHistory(self._restorations, self._exposure_at(self._clock.monotonic()))
 
@@ -310,17 +312,17 @@ class Failovers:
         )
         del self._outages[view.shard]
         self.count += 1
-        self.found = (*self.found, failover)[-KEPT:]
+        self.reported = (*self.reported, failover)[-KEPT:]
         self._coordinator.emit(failover)
 
     def _cause(self, shard: int, source: str) -> str:
         group = self._coordinator.group
         if shard not in self._outages and group.restores_together:
-            return "another shard was lost, and all go back together"
+            return "another shard was lost, and all are restored together"
         if group.replicas > 1:
             return f"all {group.replicas} copies were gone"
         if source != "initial":
             return "its server was lost"
         kept = group.recovery.durability.above.stores  # not those that only buffer gradients
-        other = "the state store too" if kept else "nothing kept its state"
-        return f"its server was lost and {other}"
+        other = "so was the state store" if kept else "its state was not kept elsewhere"
+        return f"its server was lost, and {other}"

@@ -59,8 +59,8 @@ class Rebalancer:
         able = self._able()
         if len(able) < servers:
             raise CapacityError(
-                f"servers={servers}, but there are {len(able)} nodes that can hold shards; start "
-                "more Dask workers for servers, or ask for fewer"
+                f"servers={servers}, but only {len(able)} nodes can hold shards; start more Dask "
+                "workers for servers, or choose fewer"
             )
         self.servers = servers
 
@@ -79,9 +79,8 @@ class Rebalancer:
             others = {other.node for other in self._able()} - {info.node}
             if len(others) < self._group.replicas:
                 raise CapacityError(
-                    f"{info.node} cannot be drained: that would leave {len(others)} nodes to hold "
-                    f"shards, and {self._group.replicas} are needed; start another one for servers "
-                    "first"
+                    f"{info.node} cannot be drained: {len(others)} nodes would remain for shards, "
+                    f"expected {self._group.replicas}; start another node for servers first"
                 )
             if self.servers is None:  # during an outage, fewer may hold shards than are needed
                 loaded = sum(load > 0 for load in self.loads.values())
@@ -90,13 +89,13 @@ class Rebalancer:
             stores = {o.node for o in self.usable.values() if o.role == "store"} - {info.node}
             if info.role == "store" and len(stores) < self._group.recovery.stores:
                 raise CapacityError(
-                    f"{info.node} cannot be drained: it keeps the shards' states, and there is no "
-                    "other node for a store; start one with the Dask resource 'store' first"
+                    f"{info.node} cannot be drained: it is the only node for the state store; "
+                    "start another one with the Dask resource 'store' first"
                 )
             if self._coordinator.any_down:
                 raise NotServing(
-                    f"{info.node} cannot be drained now: a shard is down that needs what it keeps; "
-                    "try again when every shard is served"
+                    f"{info.node} cannot be drained now: a shard that is down needs its state; try "
+                    "again when every shard is served"
                 )
         self._drained[host] = len(self._drained)
 

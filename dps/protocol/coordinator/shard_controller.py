@@ -408,7 +408,7 @@ class ShardController:
                 if stands is None or not stands():
                     self._members.suspect(host.address, "coordinator")
                 if stands is not None and not stands():
-                    raise NotServing(f"shard {view.shard}: {donor} cannot give its copy")
+                    raise NotServing(f"shard {view.shard}: {donor} cannot send its copy")
         finally:
             self._seeded = self.seed = None
         return installed.result()

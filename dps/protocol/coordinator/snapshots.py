@@ -39,7 +39,7 @@ class Snapshots:
 
     @property
     def newest(self) -> int:
-        """The number of the newest complete cut: what all shards go back to if one is lost."""
+        """The number of the newest complete cut, to which all shards return if one is lost."""
         return self._complete[-1]
 
     def want(self, m: WantCut) -> None:

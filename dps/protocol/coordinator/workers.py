@@ -216,7 +216,7 @@ class Workers:
                     while isinstance(await ask(host, request, timings.call), msg.Waiting):
                         pass  # there is no room, or the join is not durable yet
             except TimeoutError:
-                raise NotServing(f"shard {view.shard}: joins do not become durable") from None
+                raise NotServing(f"shard {view.shard}: no join became durable") from None
 
         active = self.active.items()
         ids = [UpdateId(name, 0, n) if early else UpdateId(name, n, 0) for name, n in active]

@@ -166,5 +166,5 @@ def evicted(update: UpdateId) -> Evicted:
     """Return the error for an update of a worker that was evicted."""
     return Evicted(
         f"{update.worker} (incarnation {update.incarnation}) was evicted, because it was silent "
-        "for longer than its lease; it must enter again"
+        "for longer than its lease; it must join again"
     )

@@ -1,4 +1,4 @@
-"""A server node: what its parts share, and its requests to other nodes.
+"""A server node: the state that its parts share, and its requests to other nodes.
 
 A network can be cut between any two processes, so the coordinator may reach a node that another one
 cannot. A node that was unreachable for longer than a lease is reported, and left out if possible.

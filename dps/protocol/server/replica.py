@@ -281,7 +281,7 @@ class Replica:
                 await self.lock.acquire()
                 await asyncio.shield(self._take(m))  # work in threads cannot be stopped
         except TimeoutError:
-            raise NotServing(f"shard {self.shard}: earlier operations take long") from None
+            raise NotServing(f"shard {self.shard}: earlier operations are not complete") from None
         if newcomer:
             return
         last, commits = m.first + len(m.operations) - 1, self._commits
@@ -299,7 +299,9 @@ class Replica:
                     if index <= m.committed:
                         self._commits.set_committed(self.state)
                 elif index > self.state.index:
-                    raise NotServing(f"shard {self.shard}: operation {index} leaves a gap")
+                    raise NotServing(
+                        f"shard {self.shard}: earlier operations than {index} are missing"
+                    )
         finally:
             self.lock.release()
         self.notify()
@@ -366,7 +368,7 @@ class Replica:
             until = _now() + self._group.timings.call
             op = Operation("leave", worker)
             if isinstance(await self.apply(op, m.epoch, until), msg.Waiting):
-                raise NotServing(f"shard {self.shard}: there is no room for leave {op.id}")
+                raise NotServing(f"shard {self.shard}: no room for leave {op.id}")
         known, counts = self._commits.committed.workers, dict[str, int]()
         for worker in m.workers:
             for name in names_of(worker.worker):
@@ -432,8 +434,8 @@ class Replica:
         spec, table = self._layout.table(m.table), table_of(state.tables, m.table)
         if m.keys is not None:
             nbytes = len(m.keys) * (spec.row_nbytes + m.keys.itemsize)
-            found = await offload(partial(table.rows, spec, m.keys), nbytes)
-            return msg.RowsRead(state.version, now, None, found.values)
+            values = await offload(partial(table.rows, spec, m.keys), nbytes)
+            return msg.RowsRead(state.version, now, None, values.values)
         rows = await offload(partial(table.between, m.start, m.stop, spec), table.nbytes)
         return msg.RowsRead(state.version, now, rows.keys, rows.values)
 

@@ -33,7 +33,7 @@ from dps.recovery.shared_store import Mailboxes, StateStore
 OF_CLIENTS = (msg.Push, msg.Pull, msg.ReplayBuffered, msg.Deposit, msg.Save, msg.Describe)
 
 FORGIVEN = 6  # leases after which an earlier failure counts no more
-MOST_DOUBLINGS = 20
+MAX_DOUBLINGS = 20
 
 
 class ShardServer:
@@ -187,7 +187,7 @@ class ShardServer:
         self._failures = self._failures + 1 if again else 0
         self._failed_at = now
         if self._failures:
-            rest = min(timings.lease, timings.retry * 2.0 ** min(self._failures, MOST_DOUBLINGS))
+            rest = min(timings.lease, timings.retry * 2.0 ** min(self._failures, MAX_DOUBLINGS))
             self._rests_until = now + rest
         self._start_over()
 
@@ -248,13 +248,13 @@ class ShardServer:
             got = self._replicas.get(m.shard)
             if got is None or got.epoch < m.since:
                 name = self.node.name
-                raise StaleEpoch(f"{name} has got no state of shard {m.shard} since {m.since}")
+                raise StaleEpoch(f"{name} has received no state of shard {m.shard} since {m.since}")
             state = got.state
             persistence.take_over(got.persistence.saved, state.version)
         else:
             state = await persistence.restore(m.epoch, m.cut)
         if life != self._life:
-            raise LeaseExpired(f"{self.node.name} was given up while it restored the state")
+            raise LeaseExpired(f"the lease of {self.node.name} ended while it restored the state")
         view = msg.View(m.shard, m.epoch, (m.host,), serving=True)
         await self._adopt(view, state, persistence.source, persistence)
         return msg.brought(persistence.source, state)
@@ -287,9 +287,9 @@ class ShardServer:
         if old is not None and old.epoch > epoch:
             raise StaleEpoch(f"shard {shard} is in epoch {old.epoch}, not {epoch}")
         if self.node.clock.monotonic() < self._rests_until:
-            raise NotServing(f"{name} has failed {self._failures + 1} times, and rests")
+            raise NotServing(f"{name} waits after {self._failures + 1} failures")
         if old is None and epoch <= (left := self._left.get(shard, 0)):
-            raise StaleEpoch(f"{name} gave shard {shard} up after epoch {left}")
+            raise StaleEpoch(f"{name} left shard {shard} after epoch {left}")
         if old is not None and old.epoch == epoch:
             # A repeated request, whose reply was lost; the replica may have new operations since.
             replica = old

@@ -86,7 +86,7 @@ def test_a_node_gets_the_threads_that_it_needs() -> None:
 
 def test_too_few_are_refused_with_what_is_needed() -> None:
     error = too_few(specs("server-0", "worker-0"), offers("a"))
-    assert re.search(r"needed are 2 \(1 as server, 1 as worker\).*are 1 ", str(error))
+    assert re.search(r"has 1 usable .*expected 2 \(1 as server, 1 as worker\)", str(error))
 
 
 def test_a_replacement_keeps_away_from_the_rest_of_its_chain() -> None:

@@ -72,16 +72,16 @@ def test_no_scheduler_at_the_address_is_told(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("address", "own", "configured", "told"),
     [
-        ("tls://127.0.0.1:9", False, {}, "asks for certificates, and none are given"),
-        ("tcp://127.0.0.1:9", True, {}, "address without TLS, and certificates are given"),
-        ("127.0.0.1:9", False, {"require-encryption": True}, "or required by Dask's own"),
+        ("tls://127.0.0.1:9", False, {}, "needs certificates; name them"),
+        ("tcp://127.0.0.1:9", True, {}, "address without TLS, but certificates are given"),
+        ("127.0.0.1:9", False, {"require-encryption": True}, "or required by Dask's conf"),
         (
             "tls://127.0.0.1:9",
             False,
             {"tls.ca-file": "/nowhere", "tls.client.cert": "/nowhere"},
             r"cannot be used \(.*No such file",
         ),
-        ("http://127.0.0.1:9", False, {}, "no address of a Dask scheduler; expected tcp://"),
+        ("http://127.0.0.1:9", False, {}, "not the address of a Dask scheduler; expected tcp://"),
     ],
 )
 def test_an_address_that_certificates_do_not_fit_is_told_at_once(
@@ -105,8 +105,8 @@ def test_a_process_that_signals_do_not_reach_is_killed_by_itself_and_never_pause
     ):
         assert cluster.obstacle("server-0", "kill") is None
         for act in ("pause", "limit"):
-            assert "cannot be stopped" in str(cluster.obstacle("server-0", act))
-        with pytest.raises(ConfigurationError, match="run dps on that host"):
+            assert "cannot stop" in str(cluster.obstacle("server-0", act))
+        with pytest.raises(ConfigurationError, match="run dps there"):
             cluster.pause("server-0")
         assert cluster.running("server-0", 0.0)
         cluster.kill("server-0")

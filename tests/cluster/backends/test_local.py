@@ -94,7 +94,7 @@ def test_no_process_is_taken_for_a_node_that_has_ended_and_had_its_number() -> N
             assert cluster.gone("server-0", 0.0)
             assert not cluster.running("server-0", 0.0)
             for ask in (cluster.kill, cluster.pause):
-                with pytest.raises(ProcessLookupError, match="of server-0 has ended already"):
+                with pytest.raises(ProcessLookupError, match="of server-0 has already ended"):
                     ask("server-0")
             assert other.poll() is None
             assert state_of(other.pid) == "running"
@@ -121,7 +121,7 @@ def process_numbered(pid: int) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_dasks_dashboard_is_served_where_bokeh_is_installed() -> None:
     nodes = [NodeSpec("worker-0", "worker")]
-    choices: dict[str, Any] = {"security": "off", "tell": lambda _: None, "host": "127.0.0.2"}
+    choices: dict[str, Any] = {"security": "off", "notify": lambda _: None, "host": "127.0.0.2"}
     with LocalCluster(nodes, dashboard=True, **choices) as cluster:
         assert (cluster.dashboard is not None) == (find_spec("bokeh") is not None)
         if cluster.dashboard is not None:
@@ -171,7 +171,7 @@ class Beheaded(LocalCluster):
 
 def test_connecting_stops_at_once_if_the_scheduler_is_lost() -> None:
     began = time.monotonic()
-    with pytest.raises(SchedulerLost, match="ended while the nodes came up"):
+    with pytest.raises(SchedulerLost, match="ended while the nodes started"):
         Beheaded([NodeSpec("worker-0", "worker")])
     assert time.monotonic() - began < START_SECONDS / 2
 

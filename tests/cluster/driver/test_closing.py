@@ -268,5 +268,5 @@ def test_a_group_that_nobody_closes_ends_with_one_line(
     told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
     assert len(told) == 1
     assert told[0].startswith(f"dps: parameter server {name} was not closed")
-    assert told[0].endswith("Leave its `with` block or call ps.close() before that")
+    assert told[0].endswith("Leave its `with` block or call ps.close() first")
     assert "never retrieved" not in caplog.text

@@ -96,7 +96,7 @@ def test_data_that_cannot_be_shared_out_is_refused(plain: Client) -> None:
     with patient_server(plain, params(), optimizer=COUNTING) as ps:
         columns = da.ones((10, 10), chunks=(5, 5))
         assert "x.rechunk({1: -1})" in message(data=columns)
-        assert "workers=2 need at least 2 partitions of data, which has 1" in message(
+        assert "data has 1 partitions, expected at least 2" in message(
             data=da.ones(10, chunks=10), workers=2
         )
         assert "expected a Dask array" in message(data=np.ones(3))

@@ -246,7 +246,11 @@ REFUSED = {
     "dtype": (_with("v", np.zeros((3, 7), int)), ShapeMismatch, "'v' is int64.*float32"),
     "imaginary": (_with("w", np.zeros(30, complex)), ShapeMismatch, "'w' is complex128.*float64"),
     "masked": (_with("w", np.ma.zeros(30)), ShapeMismatch, "'w' is a masked array"),
-    "nothing": (_with("w", None), ShapeMismatch, "'w' is NoneType, .*leave out what has no grad"),
+    "nothing": (
+        _with("w", None),
+        ShapeMismatch,
+        "'w' is NoneType, .*leave out arrays without a grad",
+    ),
     "no mapping": (lambda given: given["w"], ShapeMismatch, "gradients=array.*expected a mapping"),
     "a list": (lambda given: [given["w"]], ShapeMismatch, "gradients=.*expected a mapping"),
     "NaN": (_with("v", np.full((3, 7), np.nan, np.float32)), NonFiniteGradient, "'v'"),
@@ -378,7 +382,7 @@ def test_what_is_no_client_is_refused(plain: Client) -> None:
         (plain.cluster, text),
         ("tcp://127.0.0.1:1", text),
         (None, text),
-        (closed, "^the Dask client is closed; give one that is connected$"),
+        (closed, "^the Dask client is closed; expected a connected one$"),
     )
     for client, told in wrong:
         with pytest.raises(ConfigurationError, match=told):

@@ -114,7 +114,7 @@ def test_filtered_pulls_send_what_has_changed_and_exactly_that(with_roles: Clien
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(with_roles: Client) -> None:
-    with pytest.raises(ConfigurationError, match="no such array; there are: w, b"):
+    with pytest.raises(ConfigurationError, match="no such array; expected one of w, b"):
         patient_server(with_roles, INITIAL, filters={"v": [dps.TopK(0.1)]})
     chain, recovery = {"w": [dps.TopK(0.1)]}, dps.Recovery(dps.WorkerCache())
     with pytest.raises(ConfigurationError, match="worker_cache restores a shard"):

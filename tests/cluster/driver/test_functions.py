@@ -87,7 +87,7 @@ def test_a_failure_goes_to_the_caller_and_the_shards_go_on(client: Client) -> No
         (text,) = results(ps.run(train))
         assert "ZeroDivisionError" in text
         assert "return 1 / 0" in text
-        assert "carried out on no shard" in text
+        assert "applied on no shard" in text
         assert not ps.pull()["w"].any()
 
 
@@ -95,7 +95,9 @@ def test_what_cannot_be_is_refused_at_once(plain: Client, tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match="expected a mapping of names to functions"):
         ParameterServer(plain, {"w": START}, functions=[add_one])  # type: ignore[arg-type]
     recovery = Recovery(Checkpoint(path=str(tmp_path), scope="all"))
-    with pytest.raises(ConfigurationError, match="do not go with checkpoint's scope='all'"):
+    with pytest.raises(
+        ConfigurationError, match="with scope='all' cannot be combined with functions"
+    ):
         ParameterServer(plain, {"w": START}, functions=FUNCTIONS, recovery=recovery)
 
 

@@ -49,7 +49,7 @@ def test_a_loss_that_is_found_while_another_is_asked_for_is_not_missed() -> None
         held = s.held_back(COORDINATOR, lambda message: isinstance(message, GetIncidents))
         for shard in (0, 1):
             s.world.crash(f"server-{shard}", back_after=0.1)
-            await until(lambda n=shard: len(s.world.losses.found) > n, within=5.0)
+            await until(lambda n=shard: len(s.world.losses.reported) > n, within=5.0)
         await until(lambda: all(view.serving for view in s.world.table.views))
         await until(lambda: s.world.table.losses == watch._announced[0])
         held.set()
@@ -69,11 +69,11 @@ def test_what_the_table_has_not_told_yet_is_told_at_the_end() -> None:
         router.listen(watch.heard)  # it has not been asked for a table, and hears of none
         await client.push(ONES)
         s.world.crash("server-0", back_after=0.1)
-        await until(lambda: s.world.losses.found, within=5.0)
+        await until(lambda: s.world.losses.reported, within=5.0)
         assert watch.losses == ()
         await watch.stop()
         await watch.look()
-        assert watch.losses == s.world.losses.found
+        assert watch.losses == s.world.losses.reported
         assert len(heard_by(news)) == 1
 
     in_world(scenario)
@@ -98,9 +98,11 @@ def test_a_failover_is_one_line_that_says_who_how_long_what_and_why(
     with caplog.at_level(logging.WARNING, "distributed.client"):
         in_world(scenario)
     (line,) = (r.getMessage() for r in caplog.records if "node server-1" in r.getMessage())
-    assert "shard 1: node server-1 was lost (noticed by the " in line
+    assert "shard 1: node server-1 was lost (detected by the " in line
     assert "), node server-1 took over after " in line
-    assert "because its server was lost and nothing kept its state; 3 acknowledged updat" in line
+    assert (
+        "because its server was lost, and its state was not kept elsewhere; 3 acknowledged" in line
+    )
 
 
 @pytest.mark.parametrize("lost", [["server-0"], ["replica-0-1"], ["server-0", "replica-0-1"]])

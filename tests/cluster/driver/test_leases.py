@@ -270,7 +270,7 @@ def test_each_batch_needs_exactly_one_push() -> None:
             worker.push(zeros)
 
     with VirtualCluster() as cluster, server(cluster) as ps:
-        for train, message in ((none, "was not pushed"), (two, "no batch for this push")):
+        for train, message in ((none, "was not pushed"), (two, "no batch is open for this push")):
             (future,) = run(ps, train, workers=1)
             with pytest.raises(ConfigurationError, match=message):
                 future.result()
@@ -348,7 +348,7 @@ def test_an_error_on_one_of_all_nodes_is_raised() -> None:
     with VirtualCluster(workers=2) as cluster, server(cluster) as ps:
         with pytest.raises(ValueError, match="a bad example"):
             run(ps, fail, workers="all")
-        with pytest.raises(ConfigurationError, match='workers="all" needs data and batch_size'):
+        with pytest.raises(ConfigurationError, match='workers="all" needs data, batch_size'):
             ps.run(count, workers="all")
 
 
@@ -358,7 +358,7 @@ def test_an_error_on_one_of_all_nodes_is_raised() -> None:
         ({"batch_size": 0}, "batch_size=0, expected 1 or more whole examples"),
         ({"epochs": 0}, "epochs=0, expected"),
         ({"data": None}, "data is NoneType, expected a number of examples"),
-        ({"batch_size": None}, "epochs, shuffle and lease need batch_size"),
+        ({"batch_size": None}, "epochs, shuffle and lease are for leased data; give batch_size"),
         ({"lease": 1.5}, "lease=1.5, expected"),
     ],
 )

@@ -260,4 +260,4 @@ def test_a_program_that_ends_without_closing_says_what_it_loses(tmp_path: Path) 
     assert ran.returncode == 0, ran.stderr
     (line,) = [line for line in ran.stderr.splitlines() if "LastStateNotSavedWarning" in line]
     assert ran.stdout.strip() in line
-    assert re.search(r"was not closed: no checkpoint \(Checkpoint\(", line)
+    assert re.search(r"was not closed: updates since the last checkpoint \(Checkpoint\(", line)

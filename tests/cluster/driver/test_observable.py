@@ -218,7 +218,7 @@ def test_what_cannot_be_evaluated_is_refused_at_once(plain: Client) -> None:
         for score, text in (
             (None, "expected a function"),
             (later, "async"),
-            (lambda: 0.0, "which it does not take"),
+            (lambda: 0.0, "does not accept the call"),
         ):
             with pytest.raises(ConfigurationError, match=f"^score=.*{text}"):
                 ps.evaluate(score)  # type: ignore[arg-type]

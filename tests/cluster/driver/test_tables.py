@@ -60,7 +60,7 @@ def push_and_read(worker: Worker) -> None:
 def push_what_does_not_fit(worker: Worker) -> None:
     one = np.ones((1, 1))
     for bad, said in [
-        ({"counts": ([-1], one)}, "-1 is not from 0"),
+        ({"counts": ([-1], one)}, "-1, expected 0"),
         ({"counts": ([1.5], one)}, "expected whole numbers"),
         ({"counts": ([1], one.astype(int))}, "are int64"),
         ({"other": ([1], one)}, "no sparse table is named 'other'; there are: emb, counts"),
@@ -119,7 +119,7 @@ def test_tables_that_cannot_work_are_refused(with_roles: Client) -> None:
         start(tables=TABLES, recovery=Recovery(WorkerCache()))
     with pytest.raises(ConfigurationError, match="expected a list of SparseSpec"):
         start(tables=TABLES[0])
-    with pytest.raises(ConfigurationError, match="'w' is used twice"):
+    with pytest.raises(ConfigurationError, match="parameters or tables are named 'w'"):
         start(tables=[SparseSpec("w", 1)])
 
 

@@ -90,8 +90,8 @@ def of_a_worker(worker: Worker, batches: Batches) -> None:
     [
         (without_a_push, r"batch 0 of epoch 0 was not pushed"),
         (of_another_length, r"the dataset has 7 examples, and the data of the run 50"),
-        (shuffled, r"shuffle=True: which examples are in a batch"),
-        (out_of_order, r"in_order=False: which examples are in a batch"),
+        (shuffled, r"shuffle=True: set the size and order of batches"),
+        (out_of_order, r"in_order=False: set the size and order of batches"),
         (of_a_worker, r"batches=.*, expected the Batches"),
     ],
 )

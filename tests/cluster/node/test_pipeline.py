@@ -274,7 +274,7 @@ def push_when_closed(worker: Worker) -> float:
     closed = Pipeline(worker, 1)
     closed.close()
     for pipeline in (left, failed, closed):
-        with pytest.raises(GroupClosed, match="make another Pipeline"):
+        with pytest.raises(GroupClosed, match="create another Pipeline"):
             pipeline.push_pull(gradients)
         pipeline.drain()
         pipeline.close()

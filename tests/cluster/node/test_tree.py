@@ -132,9 +132,9 @@ class Named(dict[str, Any]):
 @pytest.mark.parametrize(
     ("like", "text"),
     [
-        (Named("a", {"a": ARRAY}), "'it' of the tree is Named, which cannot be made of its parts"),
-        ({"a": np.zeros(4)}, r"the tree has 'a', \[4\], and the arrays \[3\]"),
-        ({"b": ARRAY}, "the tree has 'b', and the arrays have nothing of that path"),
+        (Named("a", {"a": ARRAY}), "'it' of the tree is Named, which cannot be rebuilt"),
+        ({"a": np.zeros(4)}, r"'a' has the shape \[4\] in the tree, \[3\] in"),
+        ({"b": ARRAY}, "the tree has 'b', but no array has this path"),
     ],
 )
 def test_a_structure_that_cannot_come_back_is_refused(like: Any, text: str) -> None:
@@ -199,7 +199,9 @@ def test_what_does_not_fit_is_refused_by_its_path(plain: Client) -> None:
     assert "only the one given has 'more'" in told[1]
     assert "'z/a' of the tree is [2], expected []" in told[2]
     assert "'z/a' of the tree is complex128[], expected floats" in told[3]
-    assert "the tree has 'z', float64[3], and the parameter server nothing of that name" in told[4]
+    assert (
+        "the tree has 'z', float64[3], but the parameter server has nothing of this name" in told[4]
+    )
 
 
 def step_when_closed(worker: Worker) -> float:

@@ -22,7 +22,7 @@ from dps.cluster.transport.connection import LARGE_BYTES, Connection, Handler
 from dps.cluster.transport.memory import Pool
 from dps.cluster.transport.stream import (
     DIRECT_BYTES,
-    MOST_DESCRIPTORS,
+    MAX_DESCRIPTORS,
     Description,
     Line,
     Message,
@@ -347,7 +347,7 @@ def test_another_user_is_refused() -> None:
             program += f"; s.connect('\\x00{name}'); sys.exit(len(s.recv(1)))"
             with subprocess.Popen([sys.executable, "-c", program]) as other:
                 sock, _ = await asyncio.to_thread(listener.accept)
-                with pytest.raises(Refused, match="is user 65534"):
+                with pytest.raises(Refused, match="belongs to user 65534"):
                     await greeted(sock, SECRET)
                 assert other.wait(SECONDS) == 0  # it was told nothing
 
@@ -384,7 +384,7 @@ def test_a_message_may_be_of_more_segments_than_it_can_bring() -> None:
         async with pair("memory") as line:
             pool = line.pools[0]
             assert pool is not None
-            frames = [pool.empty((LARGE,), np.dtype(np.uint8)) for _ in range(MOST_DESCRIPTORS + 5)]
+            frames = [pool.empty((LARGE,), np.dtype(np.uint8)) for _ in range(MAX_DESCRIPTORS + 5)]
             for mark, frame in enumerate(frames):
                 frame[:] = mark
                 frame.flags.writeable = False

@@ -110,7 +110,7 @@ def test_idle_segments_are_given_up_for_others(
     pool, large = Pool(), np.zeros(4 * SMALLEST, np.uint8)
     burst = [pool.filled([np.zeros(8)]) for _ in range(3)]
     if lacking == "segments":
-        monkeypatch.setattr(module, "MOST_SEGMENTS", 3)
+        monkeypatch.setattr(module, "MAX_SEGMENTS", 3)
     else:
         monkeypatch.setattr(module, "few_left", lambda _: len(pool) >= 3)
     with pytest.raises(OSError, match=lacking):

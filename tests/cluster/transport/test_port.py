@@ -280,7 +280,7 @@ def test_what_is_sent_again_leaves_a_connection_over_which_nothing_comes(
                         await caller.echo(peer, LARGE, deadline=0.1)
         await caller.echo(peer, LARGE)
         assert [by for by, _ in caller.told] == ways
-        assert "nothing came by stream" in caller.told[-1][1]
+        assert "no message arrived by stream" in caller.told[-1][1]
 
     carry_out(scenario)
 
@@ -360,7 +360,7 @@ def test_a_look_that_fails_when_no_caller_waits_any_more_is_not_logged() -> None
 
 
 def test_few_strangers_are_greeted_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_GREETING", 2)
+    monkeypatch.setattr(module, "MAX_GREETING", 2)
 
     async def scenario(places: Places) -> None:
         peer, caller = await places.peer(), await places.caller("stream")

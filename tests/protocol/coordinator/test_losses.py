@@ -40,7 +40,7 @@ def test_a_loss_is_counted_by_worker_and_told_to_each() -> None:
         for _ in range(3):
             await b.push(ONES)
         await loses(s, 0)
-        (loss,) = s.world.losses.found
+        (loss,) = s.world.losses.reported
         assert (loss.shard, loss.updates, loss.exact) == (0, 8, True)
         assert loss.workers == {"a": 5, "b": 3}
         assert (loss.source, loss.version) == ("initial", 0)
@@ -48,7 +48,7 @@ def test_a_loss_is_counted_by_worker_and_told_to_each() -> None:
         assert [event.updates for event in happened(s, LossReported)] == [8]
         await a.push(ONES)
         await loses(s, 0)
-        assert [x.updates for x in s.world.losses.found] == [8, 1]
+        assert [x.updates for x in s.world.losses.reported] == [8, 1]
         assert [x.updates for x in a.receipts.losses] == [5, 1]
         assert [x.updates for x in b.receipts.losses] == [3]
 
@@ -64,8 +64,8 @@ def test_a_worker_that_is_lost_with_the_shard_makes_it_a_lower_bound() -> None:
         await b.push(ONES)
         s.world.crash("b")
         await loses(s, 0)
-        await until(lambda: s.world.losses.found)
-        (loss,) = s.world.losses.found
+        await until(lambda: s.world.losses.reported)
+        (loss,) = s.world.losses.reported
         assert loss.workers["a"] == 1
         assert loss.workers["b"] in (1, 2)
         assert not loss.exact
@@ -109,8 +109,8 @@ def test_updates_of_a_silent_worker_are_counted_when_it_has_ended() -> None:
         await ended(s, "a")
         await counted(s, before)
         await loses(s, 0)
-        await until(lambda: s.world.losses.found, within=5.0)
-        (loss,) = s.world.losses.found
+        await until(lambda: s.world.losses.reported, within=5.0)
+        (loss,) = s.world.losses.reported
         assert (loss.workers, loss.exact) == ({"a": 2}, True)
         assert [event.reason for event in happened(s, WorkerLeft)] == ["silent"]
 
@@ -135,8 +135,8 @@ def test_an_answer_of_before_the_end_of_a_silent_worker_is_not_its_last() -> Non
         early.set()
         await counted(s, before)
         s.world.crash(s.world.name_of(head), back_after=0.1)
-        await until(lambda: s.world.losses.found, within=5.0)
-        (loss,) = s.world.losses.found
+        await until(lambda: s.world.losses.reported, within=5.0)
+        (loss,) = s.world.losses.reported
         assert loss.updates == 2 or not loss.exact
 
     in_world(scenario, shards=1, watched=True)
@@ -153,8 +153,8 @@ def test_a_worker_whose_updates_are_refused_has_no_more_to_report(consistency: C
         s.world.crash(s.world.name_of(view.chain[0]), back_after=1.0)
         await until(lambda: not s.world.view(0).serving)
         await ended(s, "a")
-        await until(lambda: s.world.losses.found, within=10.0)
-        (loss,) = s.world.losses.found
+        await until(lambda: s.world.losses.reported, within=10.0)
+        (loss,) = s.world.losses.reported
         assert (loss.workers, loss.exact) == ({"a": 1}, True)
 
     in_world(scenario, shards=1, servers=1, consistency=consistency, watched=True)
@@ -173,8 +173,8 @@ def test_what_a_caller_that_is_no_worker_had_changed_is_counted_too() -> None:
         for _ in range(3):
             await process.run(caller.apply("one more", []))
         await loses(s, 0)
-        await until(lambda: s.world.losses.found, within=5.0)
-        (loss,) = s.world.losses.found
+        await until(lambda: s.world.losses.reported, within=5.0)
+        (loss,) = s.world.losses.reported
         assert loss.workers == {"driver/calls": 3}
 
     in_world(scenario, recovery=Recovery(NoDurability()), functions={"one more": one_more})
@@ -228,7 +228,7 @@ def test_what_a_worker_had_pushed_that_was_lost_before_is_counted_by_the_shard()
         await until(lambda: any(e.worker == "b" for e in happened(s, WorkerLeft)))
         await asyncio.sleep(0.5)
         await loses(s, 0)
-        (loss,) = s.world.losses.found
+        (loss,) = s.world.losses.reported
         assert (loss.workers, loss.exact) == ({"b": 4}, True)
 
     in_world(scenario)
@@ -242,7 +242,7 @@ def test_a_successor_that_has_joined_knows_what_the_process_before_it_was_told()
         await first.close()
         await s.enter("a")
         await loses(s, 0)
-        (loss,) = s.world.losses.found
+        (loss,) = s.world.losses.reported
         assert (loss.updates, loss.exact) == (5, True)
 
     in_world(scenario)

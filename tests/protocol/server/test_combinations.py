@@ -50,7 +50,10 @@ OUTAGES: dict[str, Outage] = {
 }
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 REFUSED = {
-    ("checkpoint, all", outage): "scope='all' does not go with outage=continue: gradients buffered"
+    (
+        "checkpoint, all",
+        outage,
+    ): "scope='all' cannot be combined with outage=continue: gradients buffered"
     for outage in ("continue, worker", "continue, mailbox")
 }
 WHOLE = ("sum", "each", "published")  # those that leave the gradients as they are

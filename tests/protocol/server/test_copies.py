@@ -211,9 +211,9 @@ def test_what_is_kept_for_workers_is_bounded_and_goes_when_they_leave(
 
 
 def test_filters_that_drop_what_they_withhold_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"pull_filters\['w'\]: KKT.* drops"):
+    with pytest.raises(ConfigurationError, match=r"pull_filters\['w'\]: KKT.* discards"):
         checked_of_pulls({"w": [dps.KKT(0.1)]}, LAYOUT.names)
-    with pytest.raises(ConfigurationError, match=r"pull_filters\['x'\]: there is no such array"):
+    with pytest.raises(ConfigurationError, match=r"pull_filters\['x'\]: no such array"):
         checked_of_pulls({"x": [dps.TopK(0.1)]}, LAYOUT.names)
 
 

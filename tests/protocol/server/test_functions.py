@@ -97,7 +97,7 @@ def test_a_function_that_fails_on_one_shard_changes_the_others_and_says_so() -> 
         text = str(failed.value)
         assert f"(shard {1 - first}, epoch" in text
         assert "ValueError: not the first: " in text
-        assert text.endswith(f"it was carried out on shard {first}.")
+        assert text.endswith(f"It was applied on shard {first}.")
         states = await s.states()
         assert (states[first].values.view("float64") == 1).all()
         assert (states[1 - first].values.view("float64") == -1).all()

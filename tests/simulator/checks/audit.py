@@ -801,7 +801,7 @@ class Auditor:
         else:
             often = sum(len(after - before) for before, after in pairwise([set(), *history]))
             often += sum(len(_acked_anew(restorations, epoch)) for epoch in restorations)
-        losses = [loss for loss in self._world.losses.found if loss.shard == shard]
+        losses = [loss for loss in self._world.losses.reported if loss.shard == shard]
         told = sum(loss.updates for loss in losses)
         back = f" of {len(ever)} that ever were" if ever - gone else ""
         text = f"shard {shard}: {len(gone)} acked updates{back} are lost, but {told} were reported"
