@@ -19,13 +19,23 @@ def ui(
     """Open the MLflow UI on 127.0.0.1 until Ctrl-C; the printed address holds an access token."""
     from flows.tracking.store import default_uri
     from flows.tracking.tracker import tracked_experiments
-    from flows.tracking.ui_server import TRAINING_VIEW, child, comparison_view, page, ui_command
+    from flows.tracking.ui_server import (
+        TRAINING_VIEW,
+        child,
+        comparison_view,
+        page,
+        ui_command,
+        wait_until_served,
+    )
 
     token = secrets.token_urlsafe(24)  # impossible to guess
     command, environment = ui_command(Path.cwd(), store(), port, token)
-    print(f"MLflow UI: {page(TRAINING_VIEW, port, token)} (Ctrl-C ends it)", flush=True)
+    print("MLflow starts, which takes about 10 s (Ctrl-C ends it)", flush=True)
     with child(command, environment) as process:
-        for name, number in tracked_experiments(store() or default_uri(Path.cwd())).items():
+        ids = tracked_experiments(store() or default_uri(Path.cwd()))
+        wait_until_served(process, port)
+        print(f"MLflow UI: {page(TRAINING_VIEW, port, token)}", flush=True)
+        for name, number in ids.items():
             print(f"Comparison of {name}: {page(comparison_view(number), port, token)}", flush=True)
         code = process.wait()
     raise typer.Exit(code)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -113,6 +114,15 @@ def child(
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
+
+
+def wait_until_served(process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until a port accepts connections, or the process that is to serve it has ended."""
+    while process.poll() is None:
+        with suppress(OSError):
+            socket.create_connection((HOST, port)).close()
+            return
+        time.sleep(0.1)
 
 
 def create_app() -> ASGIApp:

@@ -43,14 +43,12 @@ def link(here: Path) -> Iterator[str]:
     with Popen(command, cwd=here, stdout=PIPE, stderr=STDOUT, text=True) as ui:
         assert ui.stdout is not None
         try:
-            found, serves, lines = "", False, []
-            while not (found and serves):  # the two lines come in either order
+            found, lines = None, []
+            while found is None:
                 lines.append(line := ui.stdout.readline())
                 assert line, f"dps ui has ended: {lines}"
-                serves = serves or "startup complete" in line
-                if told := re.match("Comparison of demo: (.*)", line):
-                    found = told[1]
-            yield found
+                found = re.match("Comparison of demo: (.*)", line)
+            yield found[1]
         finally:
             ui.terminate()
 
