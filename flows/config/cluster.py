@@ -331,6 +331,13 @@ class JobSection(Section):
     directives: Annotated[tuple[str, ...], Field(strict=False)] | None = None
     """Lines of the job script's head, without their prefix."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_partition(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "partition" in data:
+            refuse("unknown key; use 'queue', which is a partition of Slurm", key="partition")
+        return data
+
     def asked(self) -> dict[str, Any]:
         """What is given, by its name."""
         return self.model_dump(include=set(JobSection.model_fields), exclude_none=True)

@@ -216,6 +216,7 @@ def test_whole_sections_are_set_before_keys_in_them(config: Path) -> None:
     ("overrides", "told"),
     [
         (["trainning.updates=5"], "trainning: unknown key; did you mean 'training'?"),
+        (["cluster={kind: slurm, partition: a}"], "cluster.partition: unknown key; use 'queue'"),
         (["recovery=chian"], "there is no recovery strategy 'chian'; did you mean 'chain'?"),
         (["consistency=ssp"], "consistency.tau: is missing; add it"),
         (["training.updates=many"], "training.updates: expected a valid integer, got 'many'"),
