@@ -100,7 +100,7 @@ def test_a_machine_is_measured_and_its_profile_is_taken_by_an_experiment(tmp_pat
     ("words", "told"),
     [
         (("--output", "mine.txt"), "expected the name of a YAML file"),
-        (("demo", "--set", "cluster.kind=virtual"), "have no nodes to measure"),
+        (("demo", "--set", "cluster.kind=virtual"), "virtual nodes cannot be measured"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused(
