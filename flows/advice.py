@@ -43,7 +43,7 @@ LONGEST_OUTAGE = 60.0  # workers give a shard up after two minutes; longer outag
 BUFFERED = 32  # gradients that a worker buffers at most, by default
 SATURATED = 0.5  # from this share of their time on, workers wait for servers rather than compute
 NO_EXCEPTION = 0.1  # from this λD on, a failure often falls into what is left of another
-MOST_RESTARTS = 700.0  # e to this is nearly the largest float
+MAX_RESTARTS = 700.0  # e to this is nearly the largest float
 NO_FAILURE = "no failure"
 LOSSES = {"server": "a server lost", "replica": "a replica lost", "store": "the store lost"}
 LAYERED = " + checkpoint"  # the end of the names of strategies with checkpoints below
@@ -99,9 +99,9 @@ class Situation:
         most = Timings().call / 2  # as much goes out as comes in
         if self.round_seconds > most:
             raise ConfigurationError(
-                f"a server takes {self.round_seconds:.3g} s to take in a gradient of each of the "
-                f"{self.workers} workers, and calls have a deadline of {Timings().call:g} s; "
-                f"expected {most:g} s at most: more --servers, fewer --workers or a smaller --model"
+                f"a server needs {self.round_seconds:.3g} s to receive one gradient from each of "
+                f"{self.workers} workers, expected at most {most:g} s (calls have a deadline of "
+                f"{Timings().call:g} s): use more --servers, fewer --workers or a smaller --model"
             )
 
 
@@ -142,7 +142,7 @@ def scaled_profile(situation: Situation) -> dict[str, Any]:
         service=replace(service, byte=service.byte * ratio, update=service.update * ratio),
         disk=replace(disk, bandwidth=disk.bandwidth / ratio),
     )
-    source = f"{old.name}, by dps advise: one byte takes as long as {ratio:.4g} bytes"
+    source = f"{old.name}, by dps advise: one byte takes the time of {ratio:.4g} bytes"
     return {"sources": [source], **asdict(scaled)}
 
 
@@ -172,12 +172,12 @@ def expected(
     means = rows.groupby(["recovery", "faults"])[columns].mean()
     names = {trial.labels["recovery"]: trial.config.node_names for trial in trials}
     if any((strategy, NO_FAILURE) not in means.index for strategy in names):
-        raise ConfigurationError("trials without a failure went wrong: see the comparison above")
-    found = {
+        raise ConfigurationError("trials without a failure are invalid: see the comparison above")
+    costs = {
         strategy: _expected(situation, strategy, Counter(map(role_of, nodes)), means)
         for strategy, nodes in names.items()
     }
-    return pd.DataFrame(found).T.sort_values(["usd", "lost"])
+    return pd.DataFrame(costs).T.sort_values(["usd", "lost"])
 
 
 def recommendation(found: pd.DataFrame) -> str:
@@ -186,8 +186,8 @@ def recommendation(found: pd.DataFrame) -> str:
     if math.isinf(best.usd):
         return "Use none of them: at this MTBF the training is never expected to end."
     return (
-        f"Use {best.name}: it keeps {best.kept:.2%} of the gradients, for the least money each; "
-        f"{second.name} costs {second.usd / best.usd - 1:.1%} more."
+        f"Use {best.name}: it keeps {best.kept:.2%} of the gradients, at the lowest price per "
+        f"gradient; {second.name} costs {second.usd / best.usd - 1:.1%} more."
     )
 
 
@@ -204,14 +204,13 @@ def warnings(
         )
     if situation.outage > Timings().unavailable:
         yield (
-            f"Workers give up a shard that is down for {Timings().unavailable:g} s, which the "
-            "outage is longer than: let it be restarted by hand, or keep spares."
+            f"The outage is longer than {Timings().unavailable:g} s, after which workers give up "
+            "a shard: restart it by hand, or keep spares."
         )
     if often := list(found.index[found.lost_time > NO_EXCEPTION]):
         yield (
             f"Failures set {', '.join(often)} back by more than {NO_EXCEPTION:.0%} of the time "
-            "between them, so that many fall into what is left of another: the share that is kept "
-            "is an upper bound."
+            "between them, so many of them overlap: the share of gradients kept is an upper bound."
         )
 
 
@@ -223,8 +222,8 @@ def seconds_of(text: str, option: str) -> float:
         seconds = 0.0
     if not 0 < seconds < math.inf:
         raise ConfigurationError(
-            f"{option} {quoted(text)}: expected a time of more than 0, in seconds or with ms, s, "
-            "m, h or d, such as 0.2, 40m or 6h"
+            f"{option} {quoted(text)}: expected a time above 0, in seconds or with ms, s, m, h or "
+            "d, such as 0.2, 40m or 6h"
         )
     return seconds
 
@@ -298,4 +297,4 @@ def _until_whole(work: float, rate: float, down: float) -> float:
     work without checkpoints (Daly 2006). Infinity if it is too large for a float.
     """
     expected = rate * work
-    return math.inf if expected > MOST_RESTARTS else (1 / rate + down) * math.expm1(expected)
+    return math.inf if expected > MAX_RESTARTS else (1 / rate + down) * math.expm1(expected)

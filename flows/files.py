@@ -46,7 +46,7 @@ def write_whole(path: Path, contents: str | bytes, what: str) -> None:
             unfinished.unlink()  # on a full disk it would hold what room is left
         raise StoreUnavailable(
             f"{what} cannot be written to {path}: {error.strerror or error}. Make the folder "
-            "writable and repeat the command: what is recorded is kept."
+            "writable and repeat the command; it keeps all records."
         ) from error
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 LONGEST_QUOTED = 60
-MOST_NEAR = 3
+MAX_NEAR = 3
 
 
 def quoted(value: object, most: int = LONGEST_QUOTED) -> str:
@@ -39,7 +39,7 @@ def first_few(texts: Sequence[str], most: int = 8) -> str:
 def nearest(word: str, known: Sequence[str]) -> list[str]:
     """Return names that begin with a word of 3 letters or more, or the name most like it."""
     longer = [each for each in known if each.startswith(word)] if len(word) >= 3 else []
-    return longer[:MOST_NEAR] or difflib.get_close_matches(word, known, n=1)
+    return longer[:MAX_NEAR] or difflib.get_close_matches(word, known, n=1)
 
 
 def meant(word: str, known: Sequence[str]) -> str:

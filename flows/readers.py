@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "NAN", "null", "NULL")
 DELIMITERS = ",;\t|"
 MOST_NAMED = 24  # columns in a message
-MOST_CATEGORIES = 1000  # in a one-hot column; each becomes a feature
+MAX_CATEGORIES = 1000  # in a one-hot column; each becomes a feature
 UNNAMED = re.compile(r"(Unnamed: \d+|__index_level_\d+__|__null_dask_index__)?")
 NUMBERED = re.compile(r"index|idx|id|level_\d+|row_?(names?|numbers?|nr|ids?)", re.IGNORECASE)
 
@@ -145,11 +145,11 @@ def read_csv(path: Path) -> Table:
                 number for number, text in enumerate(file, 1) if "\N{REPLACEMENT CHARACTER}" in text
             )
         raise ConfigurationError(
-            f"{path}, line {line}: is not valid UTF-8; save the file as CSV in UTF-8"
+            f"{path}, line {line}: not valid UTF-8; save the file as CSV in UTF-8"
         ) from error
     except pd.errors.ParserWarning as error:
         raise ConfigurationError(
-            f"{path}: rows have more cells than line 1 has names ({len(names)})"
+            f"{path}: rows have more cells than the {len(names)} names in line 1"
         ) from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise _unreadable(path, error) from error
@@ -178,7 +178,7 @@ def _named(path: Path, frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Return the frame with these column names; raise if a name is repeated."""
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise ConfigurationError(
-            f"{path}: more than one column is named {twice[0]!r}; rename one of them"
+            f"{path}: several columns are named {twice[0]!r}; rename all but one"
         )
     named = (name or f"Unnamed: {number}" for number, name in enumerate(names))
     return frame.set_axis([*named], axis="columns")
@@ -230,28 +230,28 @@ def table_examples(
             known = f"there are: {listed(map(quoted, there), MOST_NAMED)}"
             if question := meant(name, there):
                 known = f"{question} T{known[1:]}"
-            raise ColumnUnfit(f"{path}: there is no column {quoted(name)}; {known}", key)
+            raise ColumnUnfit(f"{path}: no column {quoted(name)}; {known}", key)
         if key in ("one_hot", "dates") and name not in features:
             raise ColumnUnfit(f"{path}: {quoted(name)} is not a feature", key)
     if not features or table.frame.empty:
-        lacking = "rows" if features else f"column besides {target!r}"
-        raise ConfigurationError(f"{path}: has no {lacking}: a model cannot be trained on it")
+        lacking = "rows" if features else f"column except {target!r}"
+        raise ConfigurationError(f"{path} has no {lacking}, so no model can be trained on it")
     frame = table.frame[[*features, target]]
     if missing == "drop":
         frame = frame.dropna()
         if dropped := len(table.frame) - len(frame):
-            notes.append(f"{dropped:,} rows with missing cells left out")
+            notes.append(f"{dropped:,} rows with missing cells skipped")
         if frame.empty:
-            raise ConfigurationError(f"{path}: every row has a missing cell; nothing is left")
+            raise ConfigurationError(f"{path}: every row has a missing cell; no row remains")
     table = Table(path, frame, table.delimiter)
     columns = []
     for name in features:
         cells, place, fill = frame[name], table.place(name), missing == "mean"
         if name in one_hot:
             _checked(cells, np.where(cells.isna(), np.nan, 0), place, "a category", fill)
-            if (found := cells.nunique()) > MOST_CATEGORIES:
+            if (count := cells.nunique()) > MAX_CATEGORIES:
                 raise ColumnUnfit(
-                    f"{place(0)} is the first of {found:,} values; expected {MOST_CATEGORIES:,} "
+                    f"{place(0)} is the first of {count:,} values; expected {MAX_CATEGORIES:,} "
                     "at most",
                     "one_hot",
                 )
@@ -332,7 +332,7 @@ def _checked(
         row = int(bad.argmax())
         got = "missing" if absent[row] else quoted(str(column.iloc[row]).strip())
         raise ConfigurationError(
-            f"{place(row)} is {got}, expected {expected}; correct such rows, or leave them out"
+            f"{place(row)} is {got}, expected {expected}; correct or remove such rows"
         )
     return values
 
@@ -371,7 +371,7 @@ def read_npz(path: Path, x: str = "x", y: str = "y", regression: bool = False) -
     try:
         with np.load(path, allow_pickle=False) as file:
             there = file.files
-            found = {name: file[name] for name in (x, y) if name in there}
+            loaded = {name: file[name] for name in (x, y) if name in there}
     # For damaged files, zipfile, zlib and numpy raise a dozen types without a common base.
     except Exception as error:
         reason = getattr(error, "strerror", None) or error
@@ -380,9 +380,9 @@ def read_npz(path: Path, x: str = "x", y: str = "y", regression: bool = False) -
             "with strings as array.astype(str)"
         ) from error
     for name in (x, y):
-        if name not in found:
+        if name not in loaded:
             raise ConfigurationError(f"{path} has the arrays {', '.join(there)}, but no {name!r}")
-    return paired(str(path), found[x], found[y], (x, y), regression)
+    return paired(str(path), loaded[x], loaded[y], (x, y), regression)
 
 
 def paired(place: str, x: Any, y: Any, names: tuple[str, str], regression: bool) -> Examples:
@@ -479,7 +479,7 @@ def read_svmlight(path: Path) -> Examples:
             f"whose indices increase: {error}"
         ) from error
     if not examples.x.nnz:
-        raise ConfigurationError(f"{path}: has no examples with a feature, expected at least 1")
+        raise ConfigurationError(f"{path}: expected at least one example with a feature")
     return examples
 
 

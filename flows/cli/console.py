@@ -1,4 +1,4 @@
-"""What all commands share: printing, JSON output with `--json`, and error reports.
+"""Common part of all commands: printing, JSON output with `--json`, and error reports.
 
 A JSON document is what a command has computed: dataclasses by their fields, tables by their rows.
 docs/json.md names the keys.

@@ -9,7 +9,7 @@ from typing import Any
 from flows.config.errors import check_known, refuse
 from flows.quoting import quoted
 
-MOST_TRIALS = 10_000
+MAX_TRIALS = 10_000
 
 
 def check_labels(labels: Mapping[str, str], axes: Mapping[str, Collection[str]], key: str) -> None:
@@ -33,7 +33,7 @@ def label_texts(label: Any) -> Any:
     if isinstance(label, dict):
         return {str(axis): label_texts(each) for axis, each in label.items()}
     if isinstance(label, bool) or label is None:
-        refuse(f"YAML reads {label!r} as a value that is not text; put the label in quotes")
+        refuse(f"expected text, but YAML reads {label!r}; put the label in quotes")
     return str(label)
 
 
@@ -52,8 +52,8 @@ def seeds_of(seeds: Any) -> Any:
         first, last = int(ends[1]), int(ends[2])
     else:
         return seeds
-    if last - first >= MOST_TRIALS:
-        refuse(f"{last - first + 1:,} seeds; expected {MOST_TRIALS:,} at most")
+    if last - first >= MAX_TRIALS:
+        refuse(f"{last - first + 1:,} seeds; expected {MAX_TRIALS:,} at most")
     return tuple(range(first, last + 1))
 
 
@@ -66,7 +66,9 @@ def _labelled(key: str, values: Any) -> dict[str, Any]:
     if key in ("experiment", "seed"):
         refuse("cannot be an axis; give seeds as 'seeds: [0, 1]'", key=key)
     if not isinstance(values, list | tuple | dict) or not values:
-        refuse("expected a list of values, or labels with values; at least one", key=key)
+        refuse(
+            "expected a list of values, or labels with values, and at least one of them", key=key
+        )
     if isinstance(values, dict):
         return {label_texts(label): value for label, value in values.items()}
     labels = [label_of(value) for value in values]

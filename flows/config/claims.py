@@ -86,7 +86,7 @@ class ClaimSection(Section):
     @model_validator(mode="after")
     def _share_of_something(self) -> ClaimSection:
         if self.relative and self.one_sample:
-            refuse("a share of what? Give against as well", key="smallest")
+            refuse("a share needs a strategy to compare with; give against as well", key="smallest")
         return self
 
     @field_validator("metric")
@@ -103,7 +103,7 @@ class ClaimSection(Section):
 
     @property
     def column(self) -> Metric:
-        """What is known of its figure."""
+        """The metric of its figure."""
         return BY_KEY[self.metric]
 
     @property
@@ -113,7 +113,7 @@ class ClaimSection(Section):
 
     @property
     def baseline(self) -> str:
-        """What the strategy is compared with, in words."""
+        """The other side of the comparison, in words."""
         if isinstance(self.against, str):
             return self.against
         return ", ".join(f"{axis} {label}" for axis, label in self.against.items())
@@ -146,8 +146,10 @@ class ClaimSection(Section):
     @property
     def digest(self) -> str:
         """Digest of the claim without its wording."""
-        said = self.model_dump(mode="json", exclude={"claim"})
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
+        content = self.model_dump(mode="json", exclude={"claim"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[
+            :DIGEST_LENGTH
+        ]
 
     def side_of(self, strategy: str, labels: Mapping[str, str]) -> int | None:
         """Return on which of its sides a trial is, by strategy and labels; None: on neither."""
@@ -167,7 +169,7 @@ def checked(experiment: ExperimentConfig, narrowed: bool = False) -> tuple[Claim
     narrowed
         Leave out a claim of what is not in the grid, instead of refusing it.
     """
-    found: list[ClaimSection] = []
+    resolved: list[ClaimSection] = []
     for index, claim in enumerate(experiment.claims):
         try:
             whole = _whole(claim, experiment, f"claims.{index}")
@@ -175,10 +177,10 @@ def checked(experiment: ExperimentConfig, narrowed: bool = False) -> tuple[Claim
             if narrowed:
                 continue
             raise
-        if whole.digest in [other.digest for other in found]:
-            refuse("says the same as a claim before it; keep one of them", key=f"claims.{index}")
-        found.append(whole)
-    return tuple(found)
+        if whole.digest in [other.digest for other in resolved]:
+            refuse("repeats an earlier claim; keep one of them", key=f"claims.{index}")
+        resolved.append(whole)
+    return tuple(resolved)
 
 
 def _whole(claim: ClaimSection, experiment: ExperimentConfig, key: str) -> ClaimSection:
@@ -192,8 +194,8 @@ def _whole(claim: ClaimSection, experiment: ExperimentConfig, key: str) -> Claim
     if claim.one_sample:
         if claim.direction == "less" and not figure.signed and figure.unit in (*FROM_ZERO, "%"):
             refuse(
-                f"without `against` the figure is compared with 0, and {claim.metric} is never "
-                "less; expected a strategy to compare it with",
+                f"without `against`, the figure is compared with 0, but {claim.metric} is never "
+                "below 0; expected a strategy",
                 key=f"{key}.against",
             )
     elif isinstance(claim.against, dict):
@@ -201,7 +203,7 @@ def _whole(claim: ClaimSection, experiment: ExperimentConfig, key: str) -> Claim
     else:
         check_known(claim.against, [*strategies, NONE_GIVEN], "strategy", f"{key}.against")
     if len(whole.sides) > 1 and whole.sides[0] == whole.sides[1]:
-        refuse("is what it is compared with; expected another", key=f"{key}.against")
+        refuse("compares the strategy with itself; expected another one", key=f"{key}.against")
     for name, condition in whole.sides:
         wanted = condition | ({} if strategy_axis is None else {strategy_axis: name})
         if wanted not in experiment.combinations:
@@ -218,7 +220,9 @@ def _condition(
         check_known(bare, [label for labels in others.values() for label in labels], "label", key)
         having = [axis for axis, labels in others.items() if bare in labels]
         if len(having) > 1:
-            refuse(f"{quoted(bare)} is a label on {first_few(having)}; say which", key=key)
+            refuse(
+                f"{quoted(bare)} is a label on {first_few(having)}; name the axis as well", key=key
+            )
         given = {having[0]: bare}
     given = {axis: labels[0] for axis, labels in others.items() if len(labels) == 1} | given
     if given:
@@ -226,8 +230,8 @@ def _condition(
     for axis, labels in others.items():
         if axis not in given:
             refuse(
-                f"which value on the axis {quoted(axis)}? Expected one of its labels as well, such "
-                f"as {{{axis}: {labels[0]}}}",
+                f"a label on the axis {quoted(axis)} is missing; expected one as well, such as "
+                f"{{{axis}: {labels[0]}}}",
                 key=key,
             )
     return {axis: given[axis] for axis in others}

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dps.protocol.transport import Clock
     from dps.virtual.profile import Gradient
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 class CertificateSection(Section):
@@ -91,7 +91,7 @@ def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
     for name, path in paths.items():
         # A device or a named pipe would be read for ever.
         if not os.path.isfile(path) or not os.access(path, os.R_OK):
-            there = "cannot be read" if os.path.exists(path) else "there is no such file"
+            there = "cannot be read" if os.path.exists(path) else "no such file"
             raise ConfigurationError(f"{name}: {path}: {there}; expected a file in PEM format")
     from dps.cluster.backends.tls import for_all
 
@@ -100,8 +100,8 @@ def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
         security.get_listen_args("scheduler")
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(
-            f"cert: {', '.join(paths.values())}: these are no authority, certificate and private "
-            f"key in PEM format that go together: {error}"
+            f"cert: {', '.join(paths.values())}: expected an authority with its certificate "
+            f"and private key, in PEM format: {error}"
         ) from error
     return security
 
@@ -143,7 +143,7 @@ def security_of(tls: Tls) -> Security | None:
 
 
 class _AnyCluster(Section):
-    """What clusters of all kinds have in common.
+    """Common part of clusters of all kinds.
 
     Attributes
     ----------
@@ -207,7 +207,7 @@ class LocalSection(_AnyCluster):
     tls: Tls = "temporary"
 
     def open(
-        self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
+        self, nodes: Sequence[NodeSpec], preload: Sequence[str], notify: Notify, seed: int = 0
     ) -> Cluster:
         """Start the nodes; `preload` are the modules that they need."""
         from dps.cluster.backends.local import LocalCluster
@@ -217,7 +217,7 @@ class LocalSection(_AnyCluster):
             preload,
             dashboard=self.tls != "temporary",  # a browser would need its certificate
             security=security_of(self.tls) or "off",
-            tell=lambda line: tell(f"warning: {line} (cluster.tls: off)"),
+            notify=lambda line: notify(f"warning: {line} (cluster.tls: off)"),
         )
 
 
@@ -238,12 +238,12 @@ class ExistingSection(_WaitedFor):
     tls: TlsOfOthers = "off"
 
     def open(
-        self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
+        self, nodes: Sequence[NodeSpec], preload: Sequence[str], notify: Notify, seed: int = 0
     ) -> Cluster:
         """Find a Dask worker for each node; they import what they need when they need it."""
         from dps.cluster.backends.existing import ExistingCluster
 
-        return ExistingCluster(self.address, nodes, security_of(self.tls), self.patience, tell)
+        return ExistingCluster(self.address, nodes, security_of(self.tls), self.patience, notify)
 
 
 class VirtualSection(_AnyCluster):
@@ -299,13 +299,13 @@ class VirtualSection(_AnyCluster):
 
     @property
     def gradient(self) -> Gradient:
-        """What computing a gradient takes."""
+        """The time to compute a gradient."""
         return load_profile(self.profile).build().gradient
 
     def open(
-        self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
+        self, nodes: Sequence[NodeSpec], preload: Sequence[str], notify: Notify, seed: int = 0
     ) -> Cluster:
-        """Make the nodes; what happens by chance is drawn from the seed."""
+        """Make the nodes; the seed determines all random events."""
         from dps.virtual.client import VirtualClient
 
         return VirtualClient(nodes, seed, load_profile(self.profile).build())
@@ -339,7 +339,7 @@ class JobSection(Section):
         return data
 
     def asked(self) -> dict[str, Any]:
-        """What is given, by its name."""
+        """The given values, by name."""
         return self.model_dump(include=set(JobSection.model_fields), exclude_none=True)
 
 
@@ -356,7 +356,7 @@ class QueueSection(JobSection, _WaitedFor):
     tls: Tls = "temporary"
 
     def open(
-        self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
+        self, nodes: Sequence[NodeSpec], preload: Sequence[str], notify: Notify, seed: int = 0
     ) -> Cluster:
         """Submit a job for each node, and wait until all have joined."""
         from dps.cluster.backends.jobs import JobCluster
@@ -364,7 +364,7 @@ class QueueSection(JobSection, _WaitedFor):
 
         open_cluster = SlurmCluster if self.kind == "slurm" else JobCluster
         security = security_of(self.tls)
-        return open_cluster(self._jobs(nodes), nodes, security, self.patience, tell)
+        return open_cluster(self._jobs(nodes), nodes, security, self.patience, notify)
 
     def check(self, nodes: Sequence[NodeSpec]) -> None:
         """Refuse jobs that could not even be submitted; raises `ConfigurationError`."""
@@ -373,8 +373,8 @@ class QueueSection(JobSection, _WaitedFor):
         command = shlex.split(jobs.job_class().submit_command)[0]
         if shutil.which(command) is None:
             raise ConfigurationError(
-                f"jobs of {self.kind} are submitted with {command}, which is not there; run dps on "
-                "a machine from which jobs can be submitted"
+                f"{command}, which submits jobs of {self.kind}, is not installed; run dps on a "
+                "machine that can submit jobs"
             )
         jobs.host()
         security_of(self.tls)

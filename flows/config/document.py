@@ -89,7 +89,7 @@ def read_document(path: Path, name: str | None = None) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{name}: cannot be read: {error}") from error
+        raise ConfigurationError(f"{name} cannot be read: {error}") from error
     return parse_document(text, name, path.parent)
 
 
@@ -105,15 +105,15 @@ def parse_document(text: str, name: str, folder: Path = Path()) -> Document:
         _refuse_secrets(line, f"{name}, line {number}")
     data, lines = _parse(text, name)
     if not isinstance(data, dict):
-        found = "nothing" if data is None else quoted(data)
-        raise ConfigurationError(f"{name}: expected keys such as 'experiment: demo', got {found}")
+        given = "nothing" if data is None else quoted(data)
+        raise ConfigurationError(f"{name}: expected keys such as 'experiment: demo', got {given}")
     return Document(name, data, lines, folder, text)
 
 
 def as_written(document: Document, settings: Sequence[str]) -> str:
-    """Return the text of a file below comments with what `--set` has changed of it."""
-    said = "".join(f"changed by {shlex.join(['--set', text])}\n" for text in settings)
-    return "".join(f"# {line}\n" for line in said.splitlines()) + document.text
+    """Return the text of a file, with the changes by `--set` as comments before it."""
+    changes = "".join(f"changed by {shlex.join(['--set', text])}\n" for text in settings)
+    return "".join(f"# {line}\n" for line in changes.splitlines()) + document.text
 
 
 def parse_override(text: str) -> Override:
@@ -181,8 +181,8 @@ def _refuse_secrets(text: str, place: str) -> None:
     """Refuse an address with a password: records, reports and MLflow repeat what is configured."""
     if holds_secret(text):
         raise ConfigurationError(
-            f"{place}: an address with a password or another secret, which would be in every "
-            "record and report: leave it out, and give it by the environment"
+            f"{place}: the address contains a password or another secret, which every record and "
+            "report would show: set it in the environment instead"
         )
 
 
@@ -208,8 +208,8 @@ def _put(data: Any, parts: Sequence[str], value: Any) -> Any:
             return [_put(each, rest, value) for each in data]
         if part not in map(str, range(len(data))):
             raise ConfigurationError(
-                f"this is a list of length {len(data)}, and {quoted(part)} is not an index into it "
-                "(indices start at 0); to set the whole list, give a list in [ ]"
+                f"{quoted(part)} is not an index into this list of length {len(data)} (indices "
+                "start at 0); to set the whole list, give a list in [ ]"
             )
         at = int(part)
         return [*data[:at], _put(data[at], rest, value), *data[at + 1 :]]

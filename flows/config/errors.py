@@ -48,13 +48,13 @@ def suggest(word: str, known: Iterable[str]) -> str:
 def check_known(word: str, known: Iterable[str], what: str, key: str = "") -> None:
     """Refuse a word that is not among the known ones, each of which is a `what`."""
     if word not in (known := list(known)):
-        refuse(f"there is no {what} {quoted(word)}; {suggest(word, known)}", key=key)
+        refuse(f"no {what} {quoted(word)}; {suggest(word, known)}", key=key)
 
 
 def complaints(error: ValidationError) -> list[Complaint]:
     """Return all complaints in a validation error."""
-    found = error.errors(include_url=False)
-    return [(_key_of(entry), _sentence(entry)) for entry in found]
+    errors = error.errors(include_url=False)
+    return [(_key_of(entry), _sentence(entry)) for entry in errors]
 
 
 def placed(
@@ -88,8 +88,8 @@ def _sentence(error: Mapping[str, Any]) -> str:
     if kind.startswith("model_"):
         return f"expected a section with keys, got {quoted(got)}"
     # Rewrites pydantic's wording, such as "Input should be greater than 0".
-    expected, found = re.subn(r"^\w+ should (be |have |match )?", "expected ", str(error["msg"]))
-    return f"{expected}, got {quoted(got)}" if found else expected
+    expected, count = re.subn(r"^\w+ should (be |have |match )?", "expected ", str(error["msg"]))
+    return f"{expected}, got {quoted(got)}" if count else expected
 
 
 def _key_of(error: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ from dps.errors import ConfigurationError
 from dps.faults import FaultPlan
 from dps.faults.expansion import Entry, expand
 from dps.recovery.strategy import as_servers
-from flows.config.axes import MOST_TRIALS, check_labels, label_of, labelled, seeds_of
+from flows.config.axes import MAX_TRIALS, check_labels, label_of, labelled, seeds_of
 from flows.config.claims import ClaimSection, checked
 from flows.config.cluster import ClusterSection, LocalSection
 from flows.config.document import Document, Override, parse_override, read_document, set_key
@@ -82,7 +82,7 @@ Chain = Annotated[tuple[FilterSection, ...], Field(strict=False)]
 
 
 class _Settings(Section):
-    """What a trial and an experiment have in common."""
+    """Common part of a trial and an experiment."""
 
     experiment: SafeName
     """Name; records are in `results/<experiment>/`."""
@@ -188,8 +188,8 @@ class TrialConfig(_Settings):
             refuse("all arrays are frozen: nothing would be trained", key="optimizer.rules")
         if self.evaluation.objective is not None:
             refuse(
-                "an objective has the penalty of one rule for all arrays, and this optimizer "
-                "has rules by names; leave one of the two out",
+                "an objective needs one rule for all arrays, but this optimizer has rules by "
+                "names; leave one of the two out",
                 key="evaluation.objective",
             )
 
@@ -209,7 +209,7 @@ class TrialConfig(_Settings):
             wanted.append((f"elastic.{number}.servers", change.servers))
             if change.at_updates is not None and change.at_updates >= self.training.updates:
                 refuse(
-                    f"the training ends after {self.training.updates} updates, before this",
+                    f"the training ends earlier, after {self.training.updates} updates",
                     key=f"elastic.{number}.at_updates",
                 )
         for key, servers in wanted:
@@ -330,14 +330,14 @@ class ExperimentConfig(_Settings):
         for number, entry in enumerate(self.exclude):
             check_labels(entry, self.axes, f"exclude.{number}")
         trials = math.prod(map(len, self.axes.values())) * len(self.seeds)
-        if trials > MOST_TRIALS:
+        if trials > MAX_TRIALS:
             refuse(
-                f"the grid has {trials:,} trials before exclusions; expected {MOST_TRIALS:,} "
+                f"the grid has {trials:,} trials before exclusions; expected {MAX_TRIALS:,} "
                 "at most",
                 key="axes" if self.axes else "seeds",
             )
         if not self.combinations:
-            refuse("every combination is left out: there is no trial to run", key="exclude")
+            refuse("every combination is excluded; expected at least one trial", key="exclude")
         if not self.claims:
             return self
         set_keys = {override.key.split(".")[0] for override in self._written[1]}
@@ -387,16 +387,16 @@ class ExperimentConfig(_Settings):
                 config = self._trial({**data, "seed": seed}, labels)
                 scores.add((config.evaluation.metric, config.dataset.shape.regression))
                 if len(scores) > 1:
-                    told = "trials with different scores cannot be compared; separate them"
-                    raise placed([("axes", told)], *self._written)
+                    problem = "trials with different scores cannot be compared; separate them"
+                    raise placed([("axes", problem)], *self._written)
                 yield labels, config
 
     def _trial(self, data: dict[str, Any], labels: dict[str, str]) -> TrialConfig:
         try:
             return TrialConfig.model_validate(data, context={"folder": self._written[0].folder})
         except ValidationError as error:
-            found = [_on_axis(*complaint, labels) for complaint in complaints(error)]
-            raise placed(found, *self._written) from error
+            problems = [_on_axis(*complaint, labels) for complaint in complaints(error)]
+            raise placed(problems, *self._written) from error
 
 
 def load_experiment(source: str | Document, overrides: Sequence[str] = ()) -> ExperimentConfig:
@@ -450,7 +450,7 @@ def find_document(path_or_name: str) -> Document:
         return read_document(packaged, f"packaged configuration {path_or_name!r}")
     there = "a folder, not a file" if path.is_dir() else "no such file"
     raise ConfigurationError(
-        f"{path_or_name}: {there}, and no packaged configuration of this name; "
+        f"{path_or_name}: {there}, and no packaged experiment of this name (see `dps list`); "
         f"{suggest(path_or_name, known)}"
     )
 
@@ -478,9 +478,8 @@ def _override(data: dict[str, Any], override: Override) -> dict[str, Any]:
     for axis in axes if isinstance(axes, dict) else ():
         if f"{override.key}.".startswith(f"{axis}."):
             raise ConfigurationError(
-                f"{override}: the axis {quoted(axis)} varies this key, so that it would have no "
-                f"effect. Set the axis instead (--set 'axes.{axis}=[...]'), or leave out "
-                "all axes first (--set 'axes={}')."
+                f"{override}: the axis {quoted(axis)} overrides this key. Set the axis instead "
+                f"(--set 'axes.{axis}=[...]'), or remove all axes first (--set 'axes={{}}')."
             )
     try:
         return set_key(data, override.key, override.value)

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from dps import faults as say
+from dps import faults as dps_faults
 from dps.core.names import original, role_of
 from dps.errors import ConfigurationError
 from dps.faults import (
@@ -53,7 +53,7 @@ Objection = tuple[str, str]  # a dotted key and a reason
 
 MOMENTS = ("at_updates", "at_seconds", "phase", "after", "every")
 NO_CHECKPOINTS = "no checkpoints are written; expected recovery.durability: checkpoint"
-NO_FILES = "only on files of this machine; expected a folder as recovery.durability.path, or none"
+NO_FILES = "needs files on this machine; expected a folder as recovery.durability.path, or none"
 
 
 class _Sparse(Derived):
@@ -127,7 +127,7 @@ def _or_range(number: Any) -> BeforeValidator:
 
 
 class MomentSection(_Sparse):
-    """What every fault has: when, in exactly one way."""
+    """Common part of all faults: exactly one moment."""
 
     given = ("target", "when")
     kind: str
@@ -139,11 +139,11 @@ class MomentSection(_Sparse):
         float | BetweenSection | None, _or_range(Annotated[float, Field(ge=0)] | None)
     ] = None
     """Seconds after the start of the training."""
-    phase: say.Phase | None = None
+    phase: dps_faults.Phase | None = None
     """During a checkpoint, or while a shard is not served; of the target's shard if it has one."""
-    after: section_of(say.After) | None = None  # type: ignore[valid-type]
+    after: section_of(dps_faults.After) | None = None  # type: ignore[valid-type]
     """After an earlier fault."""
-    every: section_of(say.Every, _Sparse) | None = None  # type: ignore[valid-type]
+    every: section_of(dps_faults.Every, _Sparse) | None = None  # type: ignore[valid-type]
     """Repeatedly, at random moments."""
 
     def build(self, names: Sequence[str] = ()) -> Entry:
@@ -163,16 +163,18 @@ class MomentSection(_Sparse):
         ((name, value),) = given.items()
         with refusing(name):
             if isinstance(value, BetweenSection):
-                return say.Between(*value.between, "updates" if name == "at_updates" else "seconds")
+                return dps_faults.Between(
+                    *value.between, "updates" if name == "at_updates" else "seconds"
+                )
             if isinstance(value, Derived):
                 moment: When = value.build()
                 return moment
             match name:
                 case "at_updates":
-                    return say.AtUpdates(value)
+                    return dps_faults.AtUpdates(value)
                 case "at_seconds":
-                    return say.AtSeconds(value)
-        return say.During(value)
+                    return dps_faults.AtSeconds(value)
+        return dps_faults.During(value)
 
 
 class NodeFaultSection(MomentSection):
@@ -207,7 +209,9 @@ class Row(NamedTuple):
     duration: float | None
 
 
-TRACED: dict[str, Any] = {cls.kind: cls for cls in (Kill, say.Pause, say.Cut, DiskFull)}
+TRACED: dict[str, Any] = {
+    cls.kind: cls for cls in (Kill, dps_faults.Pause, dps_faults.Cut, DiskFull)
+}
 
 
 def read_trace(path: Path) -> tuple[Row, ...]:
@@ -244,7 +248,9 @@ def fault_of(row: Row) -> Fault:
         known = suggest(row.kind, TRACED)
         raise ConfigurationError(f"unknown kind {quoted(row.kind)}; {known}")
     last = row.duration if row.kind == "kill" else row.duration or 0.0
-    fault: Fault = TRACED[row.kind](row.target, say.AtSeconds(row.seconds, optional=True), last)
+    fault: Fault = TRACED[row.kind](
+        row.target, dps_faults.AtSeconds(row.seconds, optional=True), last
+    )
     return fault
 
 
@@ -261,7 +267,7 @@ class TraceSection(Section):
     def _read(self) -> TraceSection:
         with refusing("csv"):
             if self.rows is None:
-                # Not as if it had been written: what is read later may be another file.
+                # Not as if it had been written: a later read may see another file.
                 self.__dict__["rows"] = read_trace(Path(self.csv))
             self.build()
         return self
@@ -323,7 +329,7 @@ def _wrong_target(fault: Fault, trial: TrialConfig) -> Iterator[Objection]:
     match fault.target:
         case int(shard) | InChain(shard) | Among(shard=int(shard)) if shard >= shards:
             key = "shard" if isinstance(fault.target, int) else "target"
-            yield key, f"there is no shard {shard}; expected 0 to {shards - 1}"
+            yield key, f"no shard {shard}; expected 0 to {shards - 1}"
         case InChain(_, "middle") if replicas < 3:
             yield "target", f"a chain of {replicas} has no middle; expected 3 replicas or more"
         case InChain(_, int(position)) if position >= replicas:
@@ -333,7 +339,7 @@ def _wrong_target(fault: Fault, trial: TrialConfig) -> Iterator[Objection]:
             role_of, trial.node_names
         ):
             near = suggest(role, trial.node_names)
-            yield "target", f"there is no {role} to {fault.kind}; {near}"
+            yield "target", f"no {role} to {fault.kind}; {near}"
         case str(name) | Seat(name):
             names = (name,)
         case tuple():
@@ -341,7 +347,7 @@ def _wrong_target(fault: Fault, trial: TrialConfig) -> Iterator[Objection]:
     for name in names:
         if original(name) not in trial.node_names:
             near = suggest(name, trial.node_names)
-            yield "target", f"there is no node {quoted(name)} to {fault.kind}; {near}"
+            yield "target", f"no node {quoted(name)} to {fault.kind}; {near}"
     if len(set(names)) < len(names):
         yield "target", f"a node is named twice in {quoted(list(names))}; keep one of them"
 
@@ -351,27 +357,33 @@ def _wrong_moment(
 ) -> Iterator[Objection]:
     """Yield a time that is never reached."""
     match when:
-        case say.After(other) if other >= number:
-            yield "after.fault", f"fault {other} is not an earlier one than this, fault {number}"
-        case say.After(other):
+        case dps_faults.After(other) if other >= number:
+            yield "after.fault", f"fault {other} is not earlier than this fault, number {number}"
+        case dps_faults.After(other):
             entry = entries[other]
-            if isinstance(entry, tuple) or isinstance(entry.when, say.Every):
-                yield "after.fault", f"fault {other} stands for any number of faults; name one"
-        case say.During("checkpoint") if trial.cluster.kind == "virtual":
-            yield "phase", "a checkpoint on virtual time is written at once; nothing can hit it"
-        case say.During("checkpoint") if reason := _without_files(trial):
+            if isinstance(entry, tuple) or isinstance(entry.when, dps_faults.Every):
+                yield (
+                    "after.fault",
+                    f"fault {other} has recurrences; name a fault that happens once",
+                )
+        case dps_faults.During("checkpoint") if trial.cluster.kind == "virtual":
+            yield (
+                "phase",
+                "on virtual time a checkpoint takes no time, so no fault can hit its write",
+            )
+        case dps_faults.During("checkpoint") if reason := _without_files(trial):
             yield "phase", reason
-        case say.During("recovery") if len(entries) == 1:
+        case dps_faults.During("recovery") if len(entries) == 1:
             yield "phase", "no other fault of the plan takes a shard down; add one"
 
 
 def late(plan: FaultPlan, updates: int, time_limit: float) -> tuple[tuple[Fault, str], ...]:
     """Return the faults that cannot happen because the training ends before, each with its end."""
-    found: list[tuple[Fault, str]] = []
+    impossible: list[tuple[Fault, str]] = []
     for fault in plan:
         match fault.when:
-            case say.AtUpdates(moment, optional=False) if moment > updates:
-                found.append((fault, f"the training ends after {updates}"))
-            case say.AtSeconds(moment, optional=False) if moment >= time_limit:
-                found.append((fault, f"the time limit is {time_limit:g} s"))
-    return tuple(found)
+            case dps_faults.AtUpdates(moment, optional=False) if moment > updates:
+                impossible.append((fault, f"the training ends after {updates}"))
+            case dps_faults.AtSeconds(moment, optional=False) if moment >= time_limit:
+                impossible.append((fault, f"the time limit is {time_limit:g} s"))
+    return tuple(impossible)

@@ -42,7 +42,7 @@ class ClipSection(Section):
 
 
 class RuleSection(Derived):
-    """What all update rules have in common: what goes around a rule.
+    """Common part of all update rules: the wrappers of a rule.
 
     Learning rates may follow a schedule, gradients be clipped, and several be averaged for one
     step; steps may be divided by the staleness, and gradients corrected for what they have missed.
@@ -133,7 +133,7 @@ PlacementSection = Annotated[Derived, PLACEMENTS]
 
 
 class DurabilitySection(Derived):
-    """What all durabilities have in common: where they write, all nodes can read."""
+    """Common part of all durabilities: all nodes can read where they write."""
 
     @model_validator(mode="after")
     def _all_nodes_see_its_path(self) -> Self:

@@ -65,7 +65,7 @@ class OwnDataSection(Section):
     @model_validator(mode="after")
     def _targets_can_be_scaled(self) -> OwnDataSection:
         if self.standardise_target and self.task != "regression":
-            refuse("classes have no scale; leave it out", key="standardise_target")
+            refuse("classes cannot be standardised; leave it out", key="standardise_target")
         return self
 
     @property
@@ -135,10 +135,10 @@ class FileSection(OwnDataSection):
         if is_of_record(info):
             return self
         with refusing("path"):
-            found = sha256_of(self.path)
-        if self.sha256 not in (None, found):
-            refuse(f"{self.path} has the SHA-256 {found}, not the expected one", key="sha256")
-        self.__dict__["sha256"] = found
+            digest = sha256_of(self.path)
+        if self.sha256 not in (None, digest):
+            refuse(f"{self.path} has another SHA-256: {digest}", key="sha256")
+        self.__dict__["sha256"] = digest
         with refusing("path"):
             try:
                 self.__dict__["target_deviation"] = _deviation(self.whole)
@@ -178,8 +178,8 @@ class SvmlightSection(FileSection):
     """Convert the rows to a dense array."""
 
     def _examples(self, path: Path) -> Examples:
-        found = read_svmlight(path)
-        return replace(found, x=found.x.toarray()) if self.dense else found
+        data = read_svmlight(path)
+        return replace(data, x=data.x.toarray()) if self.dense else data
 
 
 class TableSection(FileSection):
@@ -202,9 +202,9 @@ class TableSection(FileSection):
     def _target_is_none(cls, features: Any, info: ValidationInfo) -> Any:
         target = info.data.get("target")
         if features is not None and target in features:
-            refuse(f"{quoted(target)} is the target, which no feature may reveal; leave it out")
+            refuse(f"{quoted(target)} is the target and cannot be a feature; leave it out")
         if features is not None and len(set(features)) < len(features):
-            refuse("a column is named twice; keep one of them")
+            refuse("a column is given twice; keep one of them")
         return features
 
     def _examples(self, path: Path) -> Examples:
@@ -238,7 +238,7 @@ class PythonDataSection(OwnDataSection):
             self.__dict__["path"] = find(self.function, folder).path
             data = self._call()
         if self.sha256 not in (None, data.digest):
-            refuse(f"the data have the SHA-256 {data.digest}, not this one", key="dataset.sha256")
+            refuse(f"the data have another SHA-256: {data.digest}", key="dataset.sha256")
         self.__dict__.update(sha256=data.digest, target_deviation=_deviation(data))
 
     def read(self) -> Dataset:
@@ -252,8 +252,8 @@ class PythonDataSection(OwnDataSection):
     def _checked(self, data: Dataset) -> Dataset:
         if data.digest != self.sha256:
             raise ConfigurationError(
-                f"{self.function} returned other data when it was called again; it has to return "
-                "the same in every process: draw from a generator with a seed"
+                f"{self.function} returned other data on a second call, expected the same data in "
+                "every process: use a random generator with a fixed seed"
             )
         return data
 
@@ -266,6 +266,6 @@ class PythonDataSection(OwnDataSection):
 def _called(section: PythonDataSection, code: OwnCode) -> Dataset:
     function = code.load()
     with refusing_code(section.function, "failed"):
-        found = function(**json.loads(json.dumps(section.settings)))
-    examples, scored = returned(section.function, found, section.task == "regression")
+        arrays = function(**json.loads(json.dumps(section.settings)))
+    examples, scored = returned(section.function, arrays, section.task == "regression")
     return section._prepared(section.function, examples, scored)

@@ -103,7 +103,7 @@ def like(pattern: str, expected: str) -> AfterValidator:
 SafeName = Annotated[
     str,
     Field(max_length=LONGEST_NAME),
-    like("^[A-Za-z0-9][A-Za-z0-9._-]*$", "a name of letters, digits and . _ - (of a folder)"),
+    like("^[A-Za-z0-9][A-Za-z0-9._-]*$", "a name of letters, digits and . _ - (it names a folder)"),
 ]
 
 # -- sections --------------------------------------------------------------------------------------
@@ -290,13 +290,13 @@ def _as_written(hint: Any, owner: type) -> Any:
 def _descriptions(cls: type) -> dict[str, str]:
     """Return the descriptions of fields in the NumPy docstrings of a class and its bases."""
     doc = inspect.cleandoc(cls.__doc__ or "")
-    found = {} if cls.__base__ is None else _descriptions(cls.__base__)
+    descriptions = {} if cls.__base__ is None else _descriptions(cls.__base__)
     sections = r"(?:Parameters|Attributes)\n-+\n(.*?)(?=\n\n\w+\n-+\n|\Z)"
     for section in re.findall(sections, doc, re.DOTALL):
         entries = re.findall(r"^(\w[\w, ]*)\n((?:(?:    .*)?\n?)+)", section, re.MULTILINE)
         for names, text in entries:
-            found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
+            descriptions |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return descriptions
 
 
 # -- groups ----------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ class Group:
         registered = _registered(self.name) if self.name else {}
         for name, point in registered.items():
             if name in own:
-                raise ConfigurationError(f"{_told(point)}: dps has a kind of this name itself")
+                raise ConfigurationError(f"{_origin(point)}: dps already has a kind of this name")
         if kind not in registered:
             raise ConfigurationError(
                 f"unknown kind {quoted(kind)}; {suggest(kind, [*own, *registered])}"
@@ -428,8 +428,8 @@ def distributions(config: Any) -> dict[str, str]:
 
 def modules(config: Any) -> tuple[str, ...]:
     """Return the modules that the registered kinds of a configuration are in."""
-    found = {each.made_class.__module__ for each in derived_in(config) if each.provider}
-    return tuple(sorted(found))
+    imported = {each.made_class.__module__ for each in derived_in(config) if each.provider}
+    return tuple(sorted(imported))
 
 
 # -- packages --------------------------------------------------------------------------------------
@@ -438,14 +438,14 @@ def modules(config: Any) -> tuple[str, ...]:
 @cache
 def _registered(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name; raises `ConfigurationError` if two share one."""
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda point: point.name):
-        other = found.setdefault(point.name, point)
+        other = points.setdefault(point.name, point)
         if other != point:
             raise ConfigurationError(
-                f"{_told(point)}: its name is taken, by {_told(other)}; uninstall one of them"
+                f"{_origin(point)}: {_origin(other)} has the same name; uninstall one of them"
             )
-    return found
+    return points
 
 
 @cache
@@ -459,9 +459,9 @@ def _section_of_package(group: Group, kind: str) -> type[Derived]:
     except Exception as error:  # its module may raise anything
         reason = str(error) if isinstance(error, ConfigurationError) else repr(error)
         if isinstance(error, PydanticUserError):
-            reason = "one of its fields has a type that YAML cannot give"
-        told = shown(reason, LONGEST_REASON)
-        raise ConfigurationError(f"{_told(point)}: cannot be used: {told}") from error
+            reason = "one of its fields has a type that YAML cannot represent"
+        text = shown(reason, LONGEST_REASON)
+        raise ConfigurationError(f"{_origin(point)}: cannot be used: {text}") from error
 
 
 def _check_class(cls: Any, group: Group, kind: str) -> None:
@@ -481,13 +481,13 @@ def _check_class(cls: Any, group: Group, kind: str) -> None:
         for field in dataclasses.fields(cls):
             if field.kw_only or not field.init:
                 raise ConfigurationError(
-                    f"the field {field.name!r} cannot be given by its position, as what is "
-                    "written beside checkpoints gives it"
+                    f"the field {field.name!r} is keyword-only, but the manifest of checkpoints "
+                    "stores fields by position"
                 )
         message(cls)
 
 
-def _told(point: EntryPoint) -> str:
+def _origin(point: EntryPoint) -> str:
     """Return an entry point and its distribution, for messages."""
     package = " ".join(_distribution_of(point))
     return f"{package}, entry point {point.group}: {point.name} = {point.value}"

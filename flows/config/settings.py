@@ -88,11 +88,11 @@ class TrainingSection(Section):
         if self.straggling is None:
             return self
         if not self.compute_seconds:
-            reason = "it makes compute_seconds longer, which is 0; give it a time, such as 0.01"
+            reason = "it multiplies compute_seconds, which is 0; set that to a time, such as 0.01"
             refuse(reason, key="straggling")
         unknown = [n for n in self.straggling.workers or () if n >= self.workers]
         if unknown:
-            reason = f"there is no worker {unknown[0]}; expected 0 to {self.workers - 1}"
+            reason = f"no worker {unknown[0]}; expected 0 to {self.workers - 1}"
             refuse(reason, key="straggling.workers")
         return self
 
@@ -104,7 +104,9 @@ class TrainingSection(Section):
                 refuse(reason, key="inner")
             return self
         if self.ahead:
-            reason = "expected 0 with inner: weights without the last update would undo local steps"
+            reason = (
+                "expected 0 with inner: weights without the worker's last update undo local steps"
+            )
             refuse(reason, key="ahead")
         rule = self.inner.build()
         if is_per_array(rule) or by_rows(rule) or any(within(rule, each) for each in OF_SERVER):
@@ -120,7 +122,9 @@ class TrainingSection(Section):
         if self.epochs is None:
             return self
         if self.updates % self.epochs:
-            reason = f"expected a divisor of the {self.updates} updates: as many in each epoch"
+            reason = (
+                f"expected a divisor of the {self.updates} updates: each epoch has the same number"
+            )
             refuse(reason, key="epochs")
         others = {"partition": "shared", "stop": "share"}
         for key, needed in others.items():
@@ -150,7 +154,7 @@ class ChangeSection(Section):
     """New number of workers."""
 
     @model_validator(mode="after")
-    def _says_when_and_what(self) -> ChangeSection:
+    def _has_moment_and_change(self) -> ChangeSection:
         if (self.at_updates is None) == (self.at_seconds is None):
             refuse("expected one moment: at_updates or at_seconds")
         if self.servers is None and self.workers is None:
@@ -278,7 +282,7 @@ class ObjectiveSection(Section):
     @model_validator(mode="after")
     def _excess_over_something(self) -> ObjectiveSection:
         if self.target is not None and self.reference is None:
-            refuse("an excess over what? Give the reference as well", key="target")
+            refuse("an excess needs a reference; give the reference as well", key="target")
         return self
 
 
@@ -299,8 +303,8 @@ class EvaluationSection(Section):
         score = SCORES[self.metric or ACCURACY.key]
         if self.target is not None and self.target > score.highest:
             refuse(
-                f"expected at most 1, got {self.target:g}: the score is a share. Of a loss, or of "
-                "RMSE, give metric as well",
+                f"expected at most 1, got {self.target:g}: the default score is a share. For a "
+                "loss or RMSE, give metric as well",
                 key="target",
             )
         return self
@@ -310,7 +314,7 @@ class ComparisonSection(Section):
     """Exploratory comparison of strategies."""
 
     baseline: str | None = None
-    """Label of a strategy; `null`: `none`, or else the first one."""
+    """Label of a strategy; `null`: `none`, otherwise the first one."""
     metrics: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (
         "effect_time_mean",  # effects are compared where there are faults
         "effect_gradients_mean",

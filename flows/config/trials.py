@@ -77,8 +77,8 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
     for name, count in Counter(trial.name for trial in trials).items():
         if count > 1:
             raise ConfigurationError(
-                f"{count} trials would be named {quoted(name)}; give the values on the axes labels "
-                f"that differ in letters or digits within the first {LONGEST_PART}"
+                f"{count} trials would be named {quoted(name)}; choose labels on the axes whose "
+                f"letters or digits differ within the first {LONGEST_PART}"
             )
     return trials
 
@@ -133,13 +133,13 @@ def _part(axis: str, label: str) -> str:
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings under dotted names; lists of mappings are numbered."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if isinstance(value, (list, tuple)) and any(isinstance(v, Mapping) for v in value):
             value = {str(i): entry for i, entry in enumerate(value)}
         if isinstance(value, Mapping) and value:
-            found.update(flat(value, f"{name}."))
+            by_name.update(flat(value, f"{name}."))
         else:
-            found[name] = value
-    return found
+            by_name[name] = value
+    return by_name

@@ -42,7 +42,7 @@ from flows.workloads.with_torch import CROSS_ENTROPY, find, torch_module
 if TYPE_CHECKING:
     from flows.config.experiment import TrialConfig
 
-FEWER = "expected a batch of at most that many"
+FEWER = "expected a batch of at most this number"
 TAKES_SPARSE = ("softmax", "mlp", "logistic")  # their layers are no more than products
 PREDICTS_NUMBERS = ("mlp", "torch", "python")
 OF_NUMBERS = ("r2", "rmse")  # scores of predictions that are numbers
@@ -111,12 +111,12 @@ class PythonSection(Section):
     def with_code(self, folder: Path) -> PythonSection:
         """Import the module, which is looked for in `folder`, and return the section with it."""
         with refusing("workload.module"):
-            found = find_code(self.module, folder)
-            found.load()
-        if self.sha256 not in (None, found.sha256):
-            reason = f"the module has the SHA-256 {found.sha256}, not this one"
+            code = find_code(self.module, folder)
+            code.load()
+        if self.sha256 not in (None, code.sha256):
+            reason = f"the module has another SHA-256: {code.sha256}"
             refuse(reason, key="workload.sha256")
-        return self.model_copy(update={"path": found.path, "sha256": found.sha256})
+        return self.model_copy(update={"path": code.path, "sha256": code.sha256})
 
     def build(self, shape: DatasetShape) -> PythonModel:
         """Return the workload for data of a shape; raises `ConfigurationError`."""
@@ -199,14 +199,14 @@ def misfit(config: TrialConfig) -> tuple[str, str] | None:
     if unfit := batch_objection(training, data.name, len(data.y_train)):
         return "training.batch_size", unfit
     if shape.regression and section.kind not in PREDICTS_NUMBERS:
-        told = f"{section.kind} predicts no numbers; use {', '.join(PREDICTS_NUMBERS)}"
-        return "workload.kind", told
+        problem = f"{section.kind} cannot predict numbers; use {', '.join(PREDICTS_NUMBERS)}"
+        return "workload.kind", problem
     if section.kind == "logistic" and shape.classes != 2:
-        told = f"logistic tells two classes apart, and {data.name} has {shape.classes}; use softmax"
-        return "workload.kind", told
+        problem = f"logistic needs two classes, but {data.name} has {shape.classes}; use softmax"
+        return "workload.kind", problem
     if shape.sparse and section.kind not in (*TAKES_SPARSE, "python"):
-        told = f"{section.kind} takes no sparse rows; give dense: true, or use "
-        return "dataset.kind", told + ", ".join(TAKES_SPARSE)
+        problem = f"{section.kind} does not accept sparse rows; set dense: true, or use "
+        return "dataset.kind", problem + ", ".join(TAKES_SPARSE)
     return None
 
 
@@ -216,16 +216,16 @@ def score_objection(config: TrialConfig, metric: str | None) -> str | None:
     if metric in (None, "loss"):
         return None
     if dataset.shape.regression:
-        known = "regression is scored by r2, rmse or loss"
+        known = "use r2, rmse or loss for regression"
         return None if metric in OF_NUMBERS else f"{metric} is for classes; {known}"
     if metric in OF_NUMBERS:
         return f"{metric} is for numbers; it needs data with task: regression"
     if metric == "accuracy":
         return None
     if dataset.shape.classes != 2:
-        return f"auc is for two classes, and the data have {dataset.shape.classes}; use accuracy"
+        return f"auc needs two classes, but the data have {dataset.shape.classes}; use accuracy"
     if kind not in SCORED_BY_AUC:
-        return f"{kind} gives no scores of classes; auc needs {', '.join(SCORED_BY_AUC)}"
+        return f"auc needs scores of classes, not {kind}; use {', '.join(SCORED_BY_AUC)}"
     if isinstance(dataset, OwnDataSection) and not 0 < dataset.load("test").y_test.mean() < 1:
-        return "the rows that are to be scored are all of one class; auc needs both"
+        return "auc needs two classes, but all rows to score have one class"
     return None

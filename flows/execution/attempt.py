@@ -99,11 +99,11 @@ def prepare(
     if path is not None:
         if lost:
             # From which update is logged when it does: nodes may write checkpoints yet.
-            say(f"{trial.name}: {lost}; it goes on from its checkpoints")
+            say(f"{trial.name}: {lost}; it resumes from its checkpoints")
         keep_interrupted(folder)
     else:
         if lost:
-            say(f"{trial.name}: {lost}; it starts again")
+            say(f"{trial.name}: {lost}; it restarts")
             end_unfinished(Attempt(trial, folder, None, circumstances), lost)
         _start_again(trial, folder, say, resume)
     failed = {FAILED_ATTEMPTS: len(_kept(trial, folder, "failed"))}
@@ -140,7 +140,7 @@ def can_resume(config: TrialConfig) -> bool:
 
 
 def keep_interrupted(folder: Path) -> None:
-    """Keep the record of the interrupted part under another name; what follows is a new record."""
+    """Keep the record of the interrupted part under another name, and begin a new record."""
     if (folder / EVENTS_FILE).exists():
         stem = Path(INTERRUPTED).stem  # it may have been interrupted more than once
         kept = first_free(lambda n: folder / (INTERRUPTED if n == 1 else f"{stem}-{n}.jsonl"))
@@ -164,10 +164,10 @@ def _start_again(trial: Trial, folder: Path, say: Say, resume: bool) -> None:
         kept.parent.mkdir(exist_ok=True)
         folder.rename(kept)
         shutil.rmtree(kept / CHECKPOINTS, ignore_errors=True)  # they may be large
-        say(f"{trial.name}: is tried again; the record of the attempt before is kept in {kept}")
+        say(f"{trial.name}: rerun; the record of the previous attempt is kept in {kept}")
     elif (folder / EVENTS_FILE).exists():
-        why = "left nothing to go on from" if resume else "was interrupted"
-        say(f"{trial.name}: an earlier attempt {why}: it starts again")
+        why = "left no checkpoint" if resume else "was interrupted"
+        say(f"{trial.name}: restarted, because an earlier attempt {why}")
     # Leftovers of an interrupted attempt, including checkpoints, must not reach this one.
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -189,9 +189,9 @@ def set_aside(trial: Trial, folder: Path, say: Say) -> bool:
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
     if damage is None:
-        say(f"{trial.name}: its record under another configuration is kept in {kept}")
+        say(f"{trial.name}: the record of another configuration is kept in {kept}")
     else:
-        say(f"{trial.name}: its record is kept in {kept}, for it is damaged: {damage}")
+        say(f"{trial.name}: its damaged record is kept in {kept}: {damage}")
     return False
 
 
@@ -201,7 +201,7 @@ def take_back(trial: Trial, folder: Path, say: Say) -> None:
     if kept.is_dir() and not set_aside(trial, folder, say):
         shutil.rmtree(folder, ignore_errors=True)  # nothing that was recorded is in it
         kept.rename(folder)
-        say(f"{trial.name}: its record under this configuration is back from {kept.parent}")
+        say(f"{trial.name}: the record of this configuration is restored from {kept.parent}")
 
 
 def recorded(folder: Path) -> Record:
@@ -217,9 +217,9 @@ def end_unfinished(attempt: Attempt, reason: str) -> None:
         return
     path, now = attempt.folder / EVENTS_FILE, time.time()
     if not record.events:
-        told = settings(attempt.trial, attempt.circumstances)
+        described = settings(attempt.trial, attempt.circumstances)
         with EventWriter(path) as write:
-            write(TrialStarted(now, attempt.trial.name, told, versions(attempt.trial.config)))
+            write(TrialStarted(now, attempt.trial.name, described, versions(attempt.trial.config)))
     end_record(path, TrialEnded(now, "failed", reason))
 
 

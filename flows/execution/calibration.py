@@ -1,8 +1,9 @@
 """The measurement of time costs on a cluster, and the profile that `dps calibrate` writes.
 
 Nodes of the cluster that a configuration names, or of this machine, push and pull arrays of several
-sizes; the same calls on virtual time must then take as long. A ping over TCP measures the latency
-of a link, and a step of SGD the update; the rest of a call is assigned to the loop and the port.
+sizes; the same calls on virtual time must then take the same time. A ping over TCP measures the
+latency of a link, and a step of SGD the update; the rest of a call is assigned to the loop and the
+port.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ E = TypeVar("E", Killed, Detected, NodeJoined, ReplicaAdded)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured, in seconds."""
+    """The measured times, in seconds."""
 
     calls: Mapping[int, float]  # of `push_pull`, by the number of bytes that go each way
     ping: float  # a byte over TCP and back
@@ -136,13 +137,13 @@ def fitted(name: str, measured: Measured) -> Profile:
 
 def predicted(profile: Profile) -> dict[int, float]:
     """Return the seconds of the calls on virtual time, by their bytes."""
-    found = {}
+    seconds_of = {}
     for nbytes in CALLS:
         nodes = [node for node in NODES if node.name in ("server-0", "worker-0")]
         with VirtualClient(nodes, 0, profile) as client, _group(client, nbytes) as ps:
             (seconds,) = client.gather(ps.run(partial(push_pulls, CALLS[nbytes]), workers=1))
-            found[nbytes] = median(seconds)
-    return found
+            seconds_of[nbytes] = median(seconds)
+    return seconds_of
 
 
 def _rounded(value: float) -> float:
@@ -198,7 +199,7 @@ def _until(look: Callable[[], T | None], what: str) -> T:
     deadline = time.monotonic() + PATIENCE
     while (result := look()) is None:
         if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"{what}: not within {PATIENCE:g} s")
+            raise DeadlineExceeded(f"{what} took longer than {PATIENCE:g} s")
         time.sleep(POLL_SECONDS)
     return result
 
@@ -209,13 +210,13 @@ def _until(look: Callable[[], T | None], what: str) -> T:
 def push_pulls(calls: int, worker: Worker) -> list[float]:
     """Push and pull all weights repeatedly; return the seconds of each call after warm-up."""
     gradients = {name: np.ones_like(array) for name, array in worker.pull().items()}
-    found = []
+    seconds = []
     for _ in range(WARM_UP + calls):
         worker.sleep(PAUSE)
         began = worker.now()
         worker.push_pull(gradients)
-        found.append(worker.now() - began)
-    return found[WARM_UP:]
+        seconds.append(worker.now() - began)
+    return seconds[WARM_UP:]
 
 
 def answer_pings() -> tuple[str, int]:
@@ -242,41 +243,41 @@ def answer_pings() -> tuple[str, int]:
 
 def pings(place: tuple[str, int]) -> tuple[float, float]:
     """Return the median seconds of a byte there and back, and those of each byte of many."""
-    found = []
+    seconds = []
     with socket.create_connection(place, PATIENCE) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(PINGS):
             began = time.perf_counter()
             connection.sendall(b"?")
             connection.recv(1)
-            found.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
         connection.sendall(bytes(BULK))
         connection.recv(1)
-        return median(found), (time.perf_counter() - began) / BULK
+        return median(seconds), (time.perf_counter() - began) / BULK
 
 
 def steps() -> float:
     """Return the median seconds of each byte in a step of SGD, which checks the gradient first."""
     values, gradient = np.zeros(CHUNK, np.float32), np.ones(CHUNK, np.float32)
-    rule, new, found = SGD(1e-3), np.empty_like(values), []
+    rule, new, seconds = SGD(1e-3), np.empty_like(values), []
     for number in range(STEPS):
         began = time.perf_counter()
         np.isfinite(gradient).all()
         rule.step(values, gradient, {}, number + 1, 1.0, new)
-        found.append(time.perf_counter() - began)
-    return median(found) / values.nbytes
+        seconds.append(time.perf_counter() - began)
+    return median(seconds) / values.nbytes
 
 
 def handovers() -> float:
     """Return the median seconds until a thread has done nothing."""
-    found = []
+    seconds = []
     with ThreadPoolExecutor(1) as threads:
         for _ in range(HANDOVERS):
             began = time.perf_counter()
             threads.submit(int).result()
-            found.append(time.perf_counter() - began)
-    return median(found)
+            seconds.append(time.perf_counter() - began)
+    return median(seconds)
 
 
 def writes(folder: str | None) -> tuple[float, float]:
@@ -303,11 +304,11 @@ def gradient_seconds(trial: Trial) -> list[float]:
     config = trial.config
     data, size = config.dataset.load("train"), config.training.batch_size
     workload, rng = workload_of(config), np.random.default_rng(0)
-    params, found = workload.initial(rng), []
+    params, seconds = workload.initial(rng), []
     for _ in range(GRADIENTS + 1):
         batch = rng.integers(len(data.y_train), size=size)
         x, y = data.x_train[batch], data.y_train[batch]
         began = time.perf_counter()
         workload.gradient(params, x, y)
-        found.append(time.perf_counter() - began)
-    return found[1:]
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]

@@ -65,7 +65,7 @@ def examine(here: Path, store: str | None) -> Iterator[Finding]:
             yield Finding(package, version(package))
         except PackageNotFoundError:
             optional = package == "torch"
-            why = "only the workload torch needs it" if optional else "dps needs it"
+            why = "only workloads with torch need it" if optional else "dps needs it"
             yield Finding(package, f"not installed; {why}", good=optional)
     memory = psutil.virtual_memory()
     yield Finding("cores", f"{available_cores()} usable of {psutil.cpu_count()}")
@@ -80,7 +80,7 @@ def examine(here: Path, store: str | None) -> Iterator[Finding]:
     yield Finding("transport", transport)
     for kind, dataset in DATASETS.items():
         try:
-            place = dataset().find() or "not here yet; it is downloaded on first use"
+            place = dataset().find() or "not found; downloaded on first use"
             yield Finding(f"dataset {kind}", str(place))
         except ConfigurationError as error:
             yield Finding(f"dataset {kind}", str(error), good=False)
@@ -122,8 +122,8 @@ def examine_cluster(
     section = trials[0].config.cluster
     if section.kind == "virtual":
         raise ConfigurationError(
-            "cluster.kind: on virtual time there are no nodes to check; name another cluster, as "
-            "by --set cluster.kind=local"
+            "cluster.kind: virtual time has no nodes to check; choose another cluster, such as "
+            "--set cluster.kind=local"
         )
     if "patience" in type(section).model_fields:
         section = section.model_copy(update={"patience": seconds})
@@ -142,7 +142,7 @@ def examine_cluster(
             took = time.monotonic() - began
             ask = _asking(cluster)
             hosts = ", ".join(sorted({*ask(socket.gethostname).values()}))
-            late = f"; expected {seconds:g} s at most" if took > seconds else ""
+            late = f"; expected at most {seconds:g} s" if took > seconds else ""
             nodes = f"{len(NODES)} nodes in {took:.1f} s, on {hosts}"
             yield Finding("start", nodes + late, good=not late)
             yield _versions(ask)
@@ -174,14 +174,14 @@ def _versions(ask: Ask) -> Finding:
     """Check that objects pickled here can be read on the nodes."""
     ours = versions()
     differences = [
-        f"{name} has {package} {theirs[package]}, here it is {wanted}"
+        f"{name} has {package} {theirs[package]}, this machine {wanted}"
         for name, theirs in ask(versions).items()
         for package, wanted in ours.items()
         if theirs[package] != wanted
     ]
     if differences:
-        told = f"{'; '.join(differences)}. Install the same versions on all nodes"
-        return Finding("versions", told, good=False)
+        text = f"{'; '.join(differences)}. Install the same versions on all nodes"
+        return Finding("versions", text, good=False)
     return Finding("versions", f"python {ours['python']}, dps {ours['dps']} and Dask are the same")
 
 
@@ -192,7 +192,7 @@ def _shared(ask: Ask, path: str) -> Finding:
         fs, root = fsspec.url_to_fs(folder)
         fs.makedirs(root, exist_ok=True)
     except Exception as error:  # noqa: BLE001 - any error of the file system is reported
-        return Finding("checkpoints", f"{masked(path)}: cannot be written here: {error}", False)
+        return Finding("checkpoints", f"{masked(path)} cannot be written: {error}", False)
     try:
         failures = ask(write_into, folder)
         wrong = [f"{name}: {error}" for name, error in failures.items() if error]
@@ -206,10 +206,10 @@ def _shared(ask: Ask, path: str) -> Finding:
     finally:
         fs.rm(root, recursive=True)
     if wrong:
-        advice = "name a path that all nodes can write as recovery.durability.path"
+        advice = "set recovery.durability.path to a path that all nodes can write"
         return Finding("checkpoints", f"{masked(path)}: {'; '.join(wrong)}; {advice}", good=False)
-    told = f"{masked(path)}: all nodes can write there and see the files of the others"
-    return Finding("checkpoints", told)
+    text = f"{masked(path)}: all nodes can write there and see the files of the others"
+    return Finding("checkpoints", text)
 
 
 def _reached(cluster: Cluster) -> Finding:
@@ -228,12 +228,14 @@ def _reached(cluster: Cluster) -> Finding:
         except Exception as error:  # noqa: BLE001 - any error of the task is reported
             return Finding(
                 "network",
-                f"a worker does not reach a server: {error}. Open the ports between the nodes, or "
-                "name the network that they share as cluster.interface",
+                f"a worker cannot reach a server: {error}. Open the ports between the nodes, or "
+                "set cluster.interface to a network that they share",
                 good=False,
             )
     took = f"{1e3 * seconds:.1f} ms"
-    return Finding("network", f"a worker pushed to a server, and it to its replica, in {took}")
+    return Finding(
+        "network", f"a worker pushed to a server, and the server to its replica, in {took}"
+    )
 
 
 # -- what runs on the nodes ------------------------------------------------------------------------

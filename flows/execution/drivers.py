@@ -43,7 +43,7 @@ from flows.execution.attempt import Again, Attempt, end_unfinished, preload_of, 
 from flows.monitor.course import Follower
 from flows.monitor.progress import PlainView
 
-# What a trial may take besides its training, which has the time limit of its configuration.
+# Time of a trial in addition to its training, which has the time limit of its configuration.
 GRACE_SECONDS = 90.0
 STOP_SECONDS = 5.0
 LOOK_SECONDS = 0.02
@@ -124,9 +124,9 @@ class Drivers:
             Shows the progress.
         again
             Called with an attempt whose driver was lost, or the scheduler of its cluster, and
-            with the reason, when nothing of it is left on this machine. What it returns is run in
-            the place of that attempt, which is not yielded; None: the attempt is over, and `again`
-            has put an end to its record. One that hung is not tried again.
+            with the reason, when nothing of it is left on this machine. A returned attempt runs in
+            place of that one and is not yielded; None: the attempt is over, and `again` has put an
+            end to its record. One that hung is not tried again.
         """
         while True:
             self._begin(attempts)
@@ -164,16 +164,16 @@ class _Driver:
             return
         context = multiprocessing.get_context("spawn")
         get_temp_dir()  # shared with the driver, and removed here even if the driver is lost
-        self.connection, theirs = context.Pipe()
+        self.connection, remote = context.Pipe()
         preload = preload_of(trial.config) if trial.config.cluster.kind == "local" else ()
-        self._process = context.Process(target=drive, args=(theirs, preload), name="dps-driver")
+        self._process = context.Process(target=drive, args=(remote, preload), name="dps-driver")
         # A trial that does not share the cores computes in its driver, on one of them.
         limits = {} if trial.config.cluster.shares_cores else ENVIRONMENT
         self._mark = uuid.uuid4().hex
-        # In this order: what the former starts is of this process, and not to be marked.
+        # In this order: the former starts processes of this process, which must not be marked.
         with without_interrupts(), environment({**limits, MARK: self._mark}):
             self._process.start()
-        theirs.close()
+        remote.close()
 
     def begin(self, attempt: Attempt) -> None:
         """Hand it an attempt to run."""
@@ -214,7 +214,7 @@ class _Driver:
         by = [] if config.cluster.kind == "virtual" else ["time_limit"]
         by += ["cluster.patience"] * hasattr(config.cluster, "patience")
         reason = (
-            f"it hung: not over {limit + self._grace:g} s after its start ({limit:g} s by "
+            f"it hung: still running {limit + self._grace:g} s after its start ({limit:g} s for "
             f"{' and '.join(by)}, {self._grace:g} s for set-up and tear-down)"
         )
         self._end_at_once()
@@ -239,7 +239,7 @@ class _Driver:
         self.attempt = None
         if left := self._end_at_once():
             pids = ", ".join(str(process.pid) for process in left)
-            end_unfinished(attempt, f"{reason}; processes of it cannot be ended: {pids}")
+            end_unfinished(attempt, f"{reason}; its processes cannot be ended: {pids}")
             return attempt
         if recorded(attempt.folder).ended is not None:
             return attempt  # though it could not report that any more
@@ -277,7 +277,7 @@ class _Driver:
         self._process.join(STOP_SECONDS)
         code = self._process.exitcode
         if code == -signal.SIGKILL:
-            return "ended by SIGKILL, from outside or for want of memory, of which dmesg would tell"
+            return "killed by SIGKILL; if memory ran out, dmesg shows it"
         if code is not None and code < 0:
             return f"ended by {signal.Signals(-code).name}"
         return f"exit code {code}"

@@ -174,13 +174,13 @@ def run_experiment(
         ran = books.close([ended[trial.name] for trial in trials], prices)
         if not ran.tracked:
             view.say(
-                "the tracking store does not have all of it; when it is back: "
-                f"dps sync {experiment.experiment}"
+                "the tracking store lacks some trials; when it is available again, run dps sync "
+                f"{experiment.experiment}"
             )
         if ran.refused:
             view.say(
-                f"the tracking store has refused {', '.join(ran.refused)}; when it takes what it "
-                f"named above, such as larger files: dps sync {experiment.experiment}"
+                f"the tracking store has refused {', '.join(ran.refused)}; remove the cause above, "
+                f"such as a limit of file sizes, then run dps sync {experiment.experiment}"
             )
         return ran
 
@@ -231,7 +231,7 @@ class _Books:
             pass  # until the end, where it is reported
         except DpsError as error:
             self._tracker = None
-            self._say(f"{error} The trials continue; runs are written to it at the end.")
+            self._say(f"{error} The trials continue; their runs are written at the end.")
 
     def close(self, found: Sequence[Finished], prices: Prices) -> Ran:
         """Write the report, and upload what the tracking store is missing."""
@@ -280,7 +280,7 @@ def _again(view: PlainView, resume: bool) -> Again:
         trial = lost.trial
         losses[trial.name] += 1
         if (times := losses[trial.name]) > AGAIN:
-            end_unfinished(lost, f"{reason}; it was lost {times} times in this run")
+            end_unfinished(lost, f"{reason}; {times} losses in this run")
             return None
         kept = lost.circumstances
         return prepare(trial, lost.folder, kept, view.say, resume=resume, lost=reason)

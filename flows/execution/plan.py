@@ -38,7 +38,7 @@ from flows.workloads.own_data import summary
 
 # Most of a record, and not needed to find out whether a trial is recorded.
 BULK = (Applied, Filtered, Reported, ResourceSampled)
-# Settings, besides labels, that may differ between a pilot and the plan without affecting spread.
+# Settings that, like labels, may differ between a pilot and the plan without affecting spread.
 FREE = ("experiment", "seed", "time_limit", "cluster")
 # Settings that are recorded but not decisive.
 NO_MATTER = re.compile(r"(workload|dataset)\.path|dataset\.target_deviation|faults\.\d+\.csv")
@@ -52,9 +52,9 @@ def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
     if not trials:
         return "Nothing is left to run."
     learnt = f"going by {trials_told(durations.known, 'recorded ')}"
-    basis = learnt if durations.known else "guessed from the settings, for a quiet machine"
+    basis = learnt if durations.known else "guessed from the settings and the load of this machine"
     seconds = durations.total(trials, at_once_by_default(trials))
-    return f"About {about(seconds)} of running, {basis}."
+    return f"Running time: about {about(seconds)}, {basis}."
 
 
 def plan_table(trials: Sequence[Trial], recorded: Container[str]) -> Table:
@@ -83,7 +83,7 @@ def nodes_needed(trials: Sequence[Trial]) -> str:
     names = max((trial.config.node_names for trial in trials), key=len)
     roles = Counter(role_of(name) for name in names)
     parts = ", ".join(f"{count} {role}" for role, count in roles.items())
-    return f"Nodes needed at once, at most: {len(names)} ({parts}), and a scheduler."
+    return f"Nodes needed at once: at most {len(names)} ({parts}), and a scheduler."
 
 
 def queue_needs(trials: Sequence[Trial], durations: Durations) -> list[str]:
@@ -116,8 +116,8 @@ def job_scripts(trial: Trial) -> str:
     cluster = trial.config.cluster
     if not isinstance(cluster, QueueSection):
         raise ConfigurationError(
-            f"--job-script: there are no jobs with cluster: {{kind: {cluster.kind}}}; expected "
-            "slurm, pbs, lsf or sge"
+            f"--job-script: cluster.kind {cluster.kind} has no jobs; expected slurm, pbs, lsf or "
+            "sge"
         )
     scripts = cluster.scripts(nodes(trial.config))
     return "\n".join(f"# -- {role} --\n{script}" for role, script in scripts.items())
@@ -225,9 +225,9 @@ def _unlike(pilot: Sequence[Finished], trials: Sequence[Trial]) -> str:
             continue
         if differing := _differing(done.record.config, config):
             return (
-                f"its trial {identity.trial} has different settings: {first_few(differing)}. "
-                "Its spread may differ as well. Name a run with the planned settings, for "
-                "example of a few seeds with `dps run --virtual`"
+                f"its trial {identity.trial} has different settings, and perhaps another spread: "
+                f"{first_few(differing)}. Name a run with the planned settings, such as a few "
+                "seeds with `dps run --virtual`"
             )
     return ""
 
@@ -239,9 +239,9 @@ def _differing(recorded: Mapping[str, Any], planned: TrialConfig) -> list[str]:
     if recorded.get("cluster", {}).get("kind") == planned.cluster.kind == "virtual":
         kept["cluster"] = {"profile": recorded["cluster"].get("profile")}
         decisive["cluster"] = {"profile": planned.cluster.profile}
-    theirs, ours = flat(kept), flat(decisive)
+    old, new = flat(kept), flat(decisive)
     return [
-        f"{key} is {quoted(theirs.get(key))} there and {quoted(ours.get(key))} here"
-        for key in dict.fromkeys([*theirs, *ours])
-        if theirs.get(key) != ours.get(key) and not NO_MATTER.fullmatch(key)
+        f"{key} is {quoted(old.get(key))}, planned {quoted(new.get(key))}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key) and not NO_MATTER.fullmatch(key)
     ]

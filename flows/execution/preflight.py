@@ -146,7 +146,7 @@ def _check_shards(trials: Sequence[Trial]) -> None:
             arrays = workload_of(config).initial(np.random.default_rng(0)).values()
         units = sum(len(each) if rows and each.ndim else each.size for each in arrays)
         if shards > units:
-            unit = "rows, which the optimizer needs whole" if rows else "elements"
+            unit = "rows, which the optimizer must not split" if rows else "elements"
             raise ConfigurationError(
                 f"{trial.name}: server.shards: {shards} shards, but the parameters have only "
                 f"{units} {unit}"
@@ -186,6 +186,6 @@ def _check(trials: Sequence[Trial], warn: Callable[[str], None]) -> int:
         for trial in trials:
             plan = trial.config.fault_plan
             for number, reason in obstacles(plan, cluster, config.node_names):
-                told = str(plan[number])
-                raise ConfigurationError(f"{trial.name}: {told!r} is not possible there: {reason}")
+                fault = str(plan[number])
+                raise ConfigurationError(f"{trial.name}: cannot {fault}: {reason}")
         return cluster.room if isinstance(cluster, ExistingCluster) else sys.maxsize

@@ -94,7 +94,7 @@ def _trial_of(record: Record, place: Path) -> Trial:
         why = [f"{place} was not recorded by this version of dps: {error} is missing"]
     except ValidationError as error:
         why = [f"{place}: config.{key}: {reason}" for key, reason in complaints(error)]
-    raise ConfigurationError("\n".join([*why, "This trial cannot run here again; use dps run."]))
+    raise ConfigurationError("\n".join([*why, "This trial cannot be rerun here; use dps run."]))
 
 
 def as_it_was(plan: FaultPlan, record: Record) -> FaultPlan:

@@ -80,10 +80,10 @@ def train(
     def gradient(weights: Weights, batch: Array) -> tuple[float, Weights]:
         began = worker.now()
         batch = rows[batch]
-        found = workload.gradient(dict(weights), data.x_train[batch], data.y_train[batch])
+        gradients = workload.gradient(dict(weights), data.x_train[batch], data.y_train[batch])
         spent = worker.now() - began
         worker.sleep(max(0.0, next(times) - spent))
-        return found
+        return gradients
 
     with Pipeline(worker, training.ahead) as pipeline:
         for chosen in updates:
@@ -200,7 +200,7 @@ def durations(
     seed, worker
         The trial's seed and the worker's number: the same ones always give the same.
     gradient
-        What computing takes where time is virtual; None: as long as it really does.
+        Time of computing on virtual time; None: the measured time.
     """
     straggling, seconds = training.straggling, training.compute_seconds
     least: Iterator[float] = repeat(seconds)

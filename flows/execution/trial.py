@@ -435,4 +435,4 @@ class _Replacing:
         try:
             self._cluster.start(replace(self._cluster.spec(node), name=name))
         except DpsError as error:
-            self._say(f"warning: nothing takes the place of {node}: {error}")
+            self._say(f"warning: {node} cannot be replaced: {error}")

@@ -105,7 +105,7 @@ class WorkerPool(_Pool):
         while self._running or self._gone:
             if self._clock.monotonic() >= until:
                 lost = ", ".join(sorted(self._gone))
-                return self._overdue(limit, f"; nobody was left to go on for {lost}" * bool(lost))
+                return self._overdue(limit, f"; no worker replaced {lost}" * bool(lost))
             self._wait(until)
             if (failure := self._look()) is not None:
                 return failure
@@ -156,7 +156,7 @@ class WorkerPool(_Pool):
         """Give the shares of workers that are gone to free nodes or workers."""
         done = self._applied()
         if done is None:
-            return  # a shard is down: what it holds is known when it is back
+            return  # a shard is down: its updates are known when it is back
         for name in list(self._gone):
             share = self._shares[name]
             self._shares[name] = range(max(share.start, done.get(name, 0)), share.stop)
@@ -270,7 +270,7 @@ class ElasticWorkerPool(_Pool):
     def _until_all_left(self, limit: float) -> str | None:
         self._have(0)
         if not self._gone(limit - (self._clock.monotonic() - self._began)):
-            return f"workers that were asked to leave did not within the time limit of {limit:g} s"
+            return f"leaving workers did not end within the time limit of {limit:g} s"
         return self._look()
 
     def _carry_out(self, change: ChangeSection, updates: int) -> None:

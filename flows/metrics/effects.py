@@ -28,12 +28,11 @@ from flows.metrics.metric import Better, Metric, Unit, Value
 from flows.metrics.trial import Trial
 
 CONTROL = (
-    "the trial of the same experiment with the same seed and settings, but for its fault plan, "
-    "which is empty"
+    "the trial of the same experiment with the same seed and settings, and an empty fault plan"
 )
 LEVEL = (
     "During an outage the curve is level; if accuracy is worse after it, it drops where the outage "
-    "began. Straight lines between evaluations would show a smaller effect"
+    "began. Linear interpolation between evaluations would understate the effect"
 )
 Axis = Literal["time", "gradients", "money"]
 
@@ -86,7 +85,7 @@ def accuracy_points(trial: Trial) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What the faults of a trial did, against its control.
+    """The effect of the faults of a trial, against its control.
 
     Attributes
     ----------
@@ -180,16 +179,16 @@ _AXES: dict[Axis, tuple[str, str]] = {
         "seconds since the training began, from the first fault to the end of the shorter training",
     ),
     "gradients": (
-        "after as many gradients",
-        "gradients pushed (lost ones count, for they were work), from the first fault to where the "
-        "first of the two trainings ends",
+        "after the same number of gradients",
+        "pushed gradients (lost ones included), from the first fault to the end of the training "
+        "that ends first",
     ),
     "money": (
-        "for as much money",
-        "USD spent so far (`cost_usd`, if the training had ended then), from the first fault to "
-        "where the first of the two trainings ends. It assumes that nodes cost by the second on "
-        "demand while they live, so that a lost node costs nothing until another takes its place, "
-        "that bytes sent cost when they are sent, and that bytes stored cost evenly",
+        "for the same cost",
+        "USD spent until then (`cost_usd` of the training up to that moment), from the first fault "
+        "to the end of the training that ends first. Nodes are billed by the second while "
+        "they are up, so a lost node costs nothing until its replacement starts. Sent bytes are "
+        "billed when they are sent, stored bytes evenly",
     ),
 }
 _DIFFERENCES: dict[str, tuple[str, Unit, str]] = {
@@ -197,8 +196,8 @@ _DIFFERENCES: dict[str, tuple[str, Unit, str]] = {
         f"effect_{axis}_mean": (
             f"effect, same {axis}",
             "points",
-            f"Accuracy minus that of the control {how}: mean over the span. That is {span}. "
-            f"{LEVEL}, of no recovery little more than half. Control: {CONTROL}.",
+            f"Accuracy minus that of the control {how}, mean over the span. Span: {span}. "
+            f"{LEVEL}. Control: {CONTROL}.",
         )
         for axis, (how, span) in _AXES.items()
     },
@@ -213,12 +212,12 @@ _DIFFERENCES: dict[str, tuple[str, Unit, str]] = {
     "effect_time_span": (
         "span of the effect",
         "s",
-        "Length of the span of time over which the effect is told.",
+        "Length of the span of time of the effect.",
     ),
     "gradients_deficit": (
         "gradients not computed",
         "count",
-        "Gradients that the control pushed in that span of time, minus those that the trial did.",
+        "Gradients that the control pushed in that span of time, minus those of the trial.",
     ),
     "effect_training_seconds": (
         "effect on the training's length",
@@ -251,9 +250,8 @@ EFFECTS = [
         "control",
         "",
         None,
-        f"Trial that the effect of the faults is told against: {CONTROL}. Empty where there is no "
-        "such trial, or one of the two is not valid or was resumed: then there is no effect "
-        "either.",
+        f"Trial with which the effect of the faults compares: {CONTROL}. Empty, as are effects, "
+        "without such a trial, or if one of the two is not valid or was resumed.",
         lambda effects: effects.control,
         number=False,
         of_effects=True,

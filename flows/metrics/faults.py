@@ -342,7 +342,7 @@ def first_unplanned(record: Record) -> tuple[Literal["failed", "invalid"], str] 
         return None
     since = f"{first.t - began:.1f} s after the start though no fault had struck it"
     if first.ended:
-        why = "its process ended by itself, or something else ended it"
+        why = "its process ended without a planned fault"
         return "failed", f"{first.node} was lost {since}: {why}"
     return "invalid", f"{first.node} was given up {since}: the machine was too busy"
 

@@ -28,7 +28,7 @@ from flows.records.events import Audited
 from flows.records.record import Record
 
 Key = tuple[int, UpdateId]  # one update on one shard
-# From its epoch on, the shard continues from its version; what older epochs did later is lost.
+# From its epoch on, the shard continues from its version; later updates of older epochs are lost.
 Cut = Restored | Promoted
 
 

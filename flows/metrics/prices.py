@@ -29,8 +29,8 @@ from flows.records.record import Record
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
 BYTES_PER_GB = 1e9
-# Kinds of links with two ends, and the roles at one of them. What goes one way is sent by those at
-# one end and received by those at the other.
+# Kinds of links with two ends, and the roles at one of them. These send the bytes of one direction
+# and receive those of the other.
 ENDS = {"train": ("worker", "evaluator"), "store": ("store",)}
 
 Samples = list[tuple[float, float]]  # moments, and bytes sent by then

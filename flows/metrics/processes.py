@@ -17,7 +17,7 @@ from flows.metrics.faults import training_span
 from flows.records.events import LoadMeasured
 from flows.records.record import Record
 
-OTHER_PROCESSES = 2  # of a trial, besides its nodes: the scheduler and the driver
+OTHER_PROCESSES = 2  # of a trial, not among its nodes: the scheduler and the driver
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,16 @@ RECOVERY = Section()
 
 @RECOVERY.metric("faults met", "count")
 def faults(trial: Trial) -> int:
-    """Faults that were carried out during the training, each on one node. Of faults by the clock
-    (`at_seconds`, `every`, a trace) a longer training may meet more.
+    """Faults that took effect during the training, each on one node. A longer training may meet
+    more faults by the clock (`at_seconds`, `every`, a trace).
     """
     return len(trial.faults)
 
 
 @RECOVERY.metric("faults skipped", "count")
 def faults_skipped(trial: Trial) -> int:
-    """Faults of a random process or of a trace that were due when no node was there to be hit: a
-    node that is down cannot fail. They are not among the faults met.
+    """Faults of a random process or of a trace that were due while their node was down. They are
+    not among the faults met.
     """
     return len(trial.record.of(FaultSkipped))
 
@@ -35,23 +35,21 @@ def _recoveries(trial: Trial) -> list[float]:
 
 @RECOVERY.metric("outages", "count", "lower")
 def outages(trial: Trial) -> int:
-    """How often a shard was not served because of a fault, over all faults and shards. A fault
-    that hits a shard that is down prolongs its outage.
+    """Number of times that a shard was not served because of a fault. A fault during an outage
+    prolongs it.
     """
     return len(trial.outages)
 
 
 @RECOVERY.metric("outages not over", "count", "lower")
 def outages_unrecovered(trial: Trial) -> int:
-    """Outages of shards that had applied no update again when the training ended."""
+    """Outages after which the shard had applied no update when the training ended."""
     return sum(map(math.isinf, _recoveries(trial)))
 
 
 @RECOVERY.metric("downtime", "s", "lower")
 def downtime_seconds(trial: Trial) -> float:
-    """For how long, from a fault on, at least one shard was not served during the training: the
-    union of all outages.
-    """
+    """Time during which a fault left at least one shard unserved: the union of all outages."""
     total, last = 0.0, -math.inf
     for since, until in sorted(trial.down):
         total += max(0.0, until - max(since, last))
@@ -61,14 +59,14 @@ def downtime_seconds(trial: Trial) -> float:
 
 @RECOVERY.metric("downtime, sum over shards", "s", "lower")
 def downtime_shard_seconds(trial: Trial) -> float:
-    """For how long each shard was not served during the training, summed over the shards."""
+    """Time during which a shard was not served, summed over the shards."""
     return sum(until - since for since, until in trial.down)
 
 
 @RECOVERY.metric("recovery time, median", "s", "lower", of_faults=True)
 def recovery_median_seconds(trial: Trial) -> float | None:
-    """From the fault to the first update applied after recovery: median over all outages. One that
-    was not over counts as longer than any other; empty where the median is such a one.
+    """From the fault to the first update applied after recovery: median over all outages. An
+    unrecovered outage counts as infinite; empty if the median is infinite.
     """
     middle = median(_recoveries(trial) or [math.inf])
     return middle if math.isfinite(middle) else None
@@ -91,8 +89,8 @@ _PARTS = {
     "detect": ("detect", "From the fault until the coordinator knew of the loss."),
     "wait_capacity": (
         "waiting for a node",
-        "The part of “restore” that passed until a fresh node was there; set by the fault plan, "
-        "not by the strategy. 0 where none was needed.",
+        "The part of “restore” until a fresh node was ready. It depends on the fault plan, not on "
+        "the strategy. 0 if no node was needed.",
     ),
     "restore": (
         "restore",

@@ -41,8 +41,8 @@ def filter_withheld(trial: Trial) -> float | None:
 
 @RESOURCES.metric("withheld and lost", "", "lower")
 def filter_lost(trial: Trial) -> float | None:
-    """Euclidean norm of what filters withheld of gradients in workers that did not leave in order,
-    summed over these: it never became part of an update.
+    """Euclidean norm of the gradient entries that filters withheld in lost workers, summed over
+    these workers. The entries are in no update.
     """
     return _filtered(trial, "residual_norm") if _filtered(trial, "raw_bytes") else None
 
@@ -59,8 +59,8 @@ _USED: dict[str, tuple[str, Unit, str, Callable[[list[ResourceSampled]], float |
     "peak_bytes": (
         "memory",
         "MB",
-        "Largest resident set of each process, summed over {}; a node that took the place of a "
-        "lost one is not counted again.",
+        "Largest resident set of each process, summed over {}; replacements "
+        "of lost nodes are not counted.",
         lambda samples: peak_bytes(samples) or None,  # unknown on virtual time
     ),
     "sent_bytes": (
@@ -110,8 +110,8 @@ def checkpoint_written_bytes(trial: Trial) -> int:
 
 @RESOURCES.metric("stored", "MB", "lower")
 def stored_bytes(trial: Trial) -> int:
-    """Checkpoints that are kept, the last ones of each shard, plus the most that state store and
-    mailboxes held.
+    """Kept checkpoints, the last ones of each shard, plus the maximum in state store and
+    mailboxes.
     """
     return stored_in(trial.record)
 
@@ -143,7 +143,7 @@ _COSTS = {
     "cost_fixed_usd": (
         "money, fixed term",
         "spending.fixed",
-        "The same with nodes rented for a fixed term, paid for whether they are up or not.",
+        "The same with nodes rented for a fixed term, paid whether they are up or not.",
     ),
 }
 RESOURCES += [

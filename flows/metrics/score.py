@@ -53,7 +53,7 @@ class Score:
 
     @property
     def highest(self) -> float:
-        """What no value can exceed; none is below 0."""
+        """Upper bound of the values; none is below 0."""
         return 1.0 if self.share else math.inf
 
     def reaches(self, value: float, wanted: float) -> bool:

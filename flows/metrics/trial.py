@@ -157,7 +157,7 @@ class Trial:
             if outage.began < end and outage.serving > start
         ]
 
-    # -- updates: what the workers did, and the outcome ---------------------------------------
+    # -- updates: pushes of the workers, and their outcome ---------------------------------------
 
     @cached_property
     def pushed(self) -> dict[tuple[str, int, int], float]:

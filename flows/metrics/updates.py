@@ -27,21 +27,18 @@ UPDATES = Section()
 
 # What the ledger counts, and what it is.
 _COUNTS = {
-    "acked": "Updates that a worker was told are safe to the strategy's promise. This and the "
-    "other counts are of one update on one shard: a gradient pushed to 2 shards counts twice.",
+    "acked": "Updates whose worker received the ack. This and the other counts are of one update "
+    "on one shard: a gradient pushed to 2 shards counts twice.",
     "applied": "Updates in the final state: the sum of the shards' last versions.",
-    "lost": "Updates that a worker took for safe and that are not in the final state: acked ones "
-    "that the state that a shard went on from did not have and nothing brought back, and buffered "
-    "ones that were lost with their mailbox or worker.",
-    "lost_per_fault": "The most updates that one fault lost, acked and buffered, on all shards "
+    "lost": "Acked or buffered updates that are missing in the final state: the shard was restored "
+    "from a state without them, or they were lost with their mailbox or worker.",
+    "lost_per_fault": "Maximum of updates lost by one fault, acked and buffered, on all shards "
     "together (RPO).",
-    "buffered": "Updates computed during the outage and kept in a mailbox or in the worker; not "
-    "among the acked.",
+    "buffered": "Updates computed during an outage and kept in a mailbox or a worker; not acked.",
     "replayed": "Buffered updates that were applied after the outage.",
-    "dropped": "Updates that were given up: buffered ones that the replay policy left out, and "
-    "those that a shard refused as too stale.",
-    "duplicates": "Pushes that a shard refused because it had them: answers to workers that "
-    "re-sent, and refusals in a replay.",
+    "dropped": "Buffered updates that the replay policy left out, and updates that a shard "
+    "rejected as too stale.",
+    "duplicates": "Pushes of updates that the shard had: resent by a worker, or in a replay.",
     "applied_twice": "Applications of an update that the surviving state already held. Must be 0.",
     "replica_conflicts": "Versions at which two replicas of a shard applied different updates. "
     "Must be 0.",
@@ -73,8 +70,12 @@ UPDATES += [
 
 _EXAMPLES: dict[str, tuple[Unit, Better, str]] = {
     "examples_applied": ("count", "higher", "Examples in the final state, once for each epoch."),
-    "examples_lost": ("count", "lower", "Examples that are not in it, once for each epoch."),
-    "examples_repeated": ("count", "lower", "Examples that were applied again."),
+    "examples_lost": (
+        "count",
+        "lower",
+        "Examples missing in the final state, once for each epoch.",
+    ),
+    "examples_repeated": ("count", "lower", "Examples that were applied repeatedly."),
     "epochs": ("", "higher", "Passes over the leased data that are in the final state."),
 }
 
@@ -103,8 +104,8 @@ UPDATES += [
         name.replace("_", " "),
         unit,
         better,
-        f"{text} Of the worst shard. Empty without leases (`training.epochs`), or if a shard was "
-        "down at the end.",
+        f"{text} Value of the worst shard. Empty without leases (`training.epochs`), or if a "
+        "shard was down at the end.",
         partial(_of_examples, name),
         whole=False,
     )
@@ -124,11 +125,14 @@ def nearest_rank(values: Sequence[float], share: float) -> float | None:
 
 def _staleness(rank: str, share: float, name: str, unit: Unit) -> Metric:
     field, what = (
-        ("staleness_seconds", "Age of the weights that an update was computed from when applied")
+        (
+            "staleness_seconds",
+            "Age of the weights from which an update was computed, when it is applied",
+        )
         if unit == "s"
         else (
             "staleness",
-            "Version of the shard when an update is applied minus the version it was computed from",
+            "Version of the shard when an update is applied, minus the version of its weights",
         )
     )
     return Metric(
@@ -155,10 +159,10 @@ UPDATES += [
 def by_period(rows: Iterable[Row], faults: Iterable[FaultTimes]) -> dict[Period, list[Row]]:
     """Split applications into those before, during and after the faults of a trial.
 
-    What a fault delays is applied after it is over, so it is not the moment of the application
-    that decides: *during* are the applications since a fault whose weights were read before the
-    shard served again, replayed ones included. *After* are all others since the first fault.
-    Without a fault everything is before.
+    A delayed update is applied after the fault, so it is not the moment of the application that
+    decides: *during* are the applications since a fault whose weights were read before the shard
+    served again, replayed ones included. *After* are all others since the first fault. Without a
+    fault everything is before.
     """
     spans = [(fault.began, _over(fault)) for fault in faults]
     first = min((began for began, _ in spans), default=math.inf)
@@ -186,7 +190,7 @@ def _over(fault: FaultTimes) -> float:
 
 @UPDATES.metric("training", "s", "lower")
 def training_seconds(trial: Trial) -> float | None:
-    """From the start of the workers until one of them last got an answer to a push."""
+    """From the start of the workers until the last reply to a push."""
     return trial.seconds
 
 
@@ -207,8 +211,7 @@ def gradients_per_second(trial: Trial) -> float | None:
 @UPDATES.metric("gradients, all workers at work", "per second", "higher")
 def gradients_together(trial: Trial) -> float | None:
     """Gradients per second while all workers were at work: from when the last one had pushed its
-    first gradient until one had pushed its last. Excludes the time in which workers start and end,
-    which weighs more the shorter a training is.
+    first gradient until one had pushed its last. Excludes the start and the end of workers.
     """
     by_worker: defaultdict[str, list[float]] = defaultdict(list)
     for (worker, _, _), t in trial.pushed.items():

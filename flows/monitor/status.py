@@ -40,7 +40,7 @@ State = Literal[
     "valid", "invalid", "failed", "damaged", "running", "interrupted", "waiting", "missing"
 ]
 DONE: tuple[State, ...] = ("valid", "invalid", "failed")
-# Nodes report their resources every second: a trial silent for so long may hang.
+# Nodes report their resources every second: a trial that is silent longer may hang.
 SILENT_SECONDS = 60.0
 
 

@@ -30,7 +30,7 @@ APART_SECONDS = 1.0  # between two looks, so that there is a rate
 
 
 class Ended(ConfigurationError):
-    """What was watched does not exist any more."""
+    """The watched training does not exist any more."""
 
 
 class TrialSource:

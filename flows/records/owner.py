@@ -109,8 +109,8 @@ def owner_of(folder: Path) -> Owner | None:
         return Owner(**json.loads(written)) if written else None
     except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"{path} does not say who is at work here ({type(error).__name__}: {error}). If nobody "
-            "is, remove it."
+            f"{path} does not name the process that writes here ({type(error).__name__}: {error}). "
+            "If no `dps run` is writing, remove it."
         ) from error
 
 

@@ -65,7 +65,7 @@ class EventWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.parent.is_symlink():
-                raise OSError(errno.ELOOP, "its folder is a link, which may lead anywhere")
+                raise OSError(errno.ELOOP, "its folder is a symbolic link")
             self._file = open_own(path, "wb", buffering=0)
         except OSError as error:
             raise self._unwritable(error) from error
@@ -104,7 +104,7 @@ class EventWriter:
     def _unwritable(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(
             f"the events cannot be written to {self._path}: {error.strerror or error}. "
-            "Make the folder writable, or room on its disk, or run in another one."
+            "Make the folder writable, free space on its disk, or run in another folder."
         )
 
 
@@ -141,7 +141,7 @@ def end_record(path: Path, event: TrialEnded) -> None:
             _append(file, whole, event)
     except OSError as error:
         raise StoreUnavailable(
-            f"that it has failed cannot be written to {path}: {error.strerror or error}"
+            f"the failure cannot be recorded in {path}: {error.strerror or error}"
         ) from error
 
 
@@ -198,10 +198,10 @@ class Record:
 
     @cached_property
     def _by_kind(self) -> dict[type[Event], tuple[Any, ...]]:
-        found: dict[type[Event], list[Event]] = {}
+        by_kind: dict[type[Event], list[Event]] = {}
         for event in self.events:
-            found.setdefault(type(event), []).append(event)
-        return {kind: tuple(events) for kind, events in found.items()}
+            by_kind.setdefault(type(event), []).append(event)
+        return {kind: tuple(events) for kind, events in by_kind.items()}
 
 
 def write_grid(
@@ -265,9 +265,9 @@ def event_files(folder: Path) -> list[Path]:
     """
     # Also a link that leads nowhere: it is a damaged record, not the lack of one.
     each = (trial / EVENTS_FILE for trial in folder.glob("*"))
-    found = sorted(path for path in each if os.path.lexists(path))
+    paths = sorted(path for path in each if os.path.lexists(path))
     names = _noted(folder).get("trials")
-    return found if names is None else [path for path in found if path.parent.name in names]
+    return paths if names is None else [path for path in paths if path.parent.name in names]
 
 
 def trial_names(folder: Path) -> tuple[str, ...]:
@@ -291,16 +291,16 @@ def _noted(folder: Path) -> dict[str, Any]:
     """Return what `write_grid` noted; nothing if it noted nothing."""
     grid = folder / GRID_FILE
     try:
-        found: dict[str, Any] = json.loads(unsealed(grid.read_bytes()))
+        noted: dict[str, Any] = json.loads(unsealed(grid.read_bytes()))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{grid} does not name the trials of the experiment ({type(error).__name__}: {error}). "
-            "Run the experiment again: what is recorded is kept. Or remove the file: then every "
-            "trial in the folder counts."
+            "Run the experiment again, which keeps recorded trials, or remove the file to count "
+            "every trial in the folder."
         ) from error
-    return found
+    return noted
 
 
 class RecordReader:
@@ -323,8 +323,8 @@ class RecordReader:
     def read(self) -> tuple[tuple[Event, ...], bool]:
         """Return the events that are new, and whether it is another record than the last time.
 
-        What is after the last newline is read when the rest of it is there. Of events that the
-        record is read `without`, which saves time, only the checksums are checked.
+        An incomplete last line is read when it is complete. Of events that the record is read
+        `without`, which saves time, only the checksums are checked.
 
         Raises
         ------
@@ -336,8 +336,8 @@ class RecordReader:
         try:
             with self._path.open("rb") as file:
                 about = os.fstat(file.fileno())
-                anew = (about.st_dev, about.st_ino) != self._file or about.st_size < self._place
-                if anew:
+                replaced = (about.st_dev, about.st_ino) != self._file or about.st_size < self._place
+                if replaced:
                     self._file, self._place, self._lines = (about.st_dev, about.st_ino), 0, 0
                 file.seek(self._place)
                 *lines, rest = file.read().split(b"\n")
@@ -350,7 +350,7 @@ class RecordReader:
             text = _unsealed(self._path, self._lines, line)
             if not line.startswith(self._skipped):
                 events.append(_event(self._path, self._lines, text))
-        return tuple(events), anew
+        return tuple(events), replaced
 
 
 def read_record(path: Path, without: Collection[type[Event]] = ()) -> Record:
@@ -377,7 +377,7 @@ def read_trial(path: Path, without: Collection[type[Event]] = ()) -> Record:
     if record.events:
         first = record.events[0]
         if not isinstance(first, TrialStarted) and record.events != (record.ended,):
-            raise _damaged(path, 1, f"is not the start of a trial, but {type(first).__name__}")
+            raise _damaged(path, 1, f"is {type(first).__name__}, expected the start of a trial")
     return record
 
 
@@ -403,15 +403,18 @@ def read_end(path: Path) -> TrialEnded | None:
 
 def _damaged(path: Path, line: int, why: str) -> RecordDamaged:
     return RecordDamaged(
-        f"{path}, line {line} {why}. `dps run` sets such a record aside and runs the trial again."
+        f"{path}, line {line} {why}. `dps run` keeps such a record under another name and reruns "
+        "the trial."
     )
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigurationError | RecordDamaged:
-    told = f"{path}: no events to read: {error.strerror or error}"
+    message = f"{path}: no events to read: {error.strerror or error}"
     if isinstance(error, FileNotFoundError):
-        return ConfigurationError(told)
-    return RecordDamaged(f"{told}. `dps run` sets such a record aside and runs the trial again.")
+        return ConfigurationError(message)
+    return RecordDamaged(
+        f"{message}. `dps run` keeps such a record under another name and reruns the trial."
+    )
 
 
 def _unsealed(path: Path, number: int, line: bytes) -> bytes:
@@ -426,8 +429,8 @@ def _event(path: Path, number: int, text: bytes) -> Event:
         return from_dict(json.loads(text))
     except (ValueError, LookupError, TypeError) as error:
         why = f"{type(error).__name__}: {in_a_line(str(error))}"
-        said = f"is not an event of this version of dps: {why}"
-        raise _damaged(path, number, said) from error
+        why_damaged = f"is not an event of this version of dps: {why}"
+        raise _damaged(path, number, why_damaged) from error
 
 
 def _as_text(event: Event) -> str:

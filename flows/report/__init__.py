@@ -1,1 +1,1 @@
-"""What users read of an experiment: HTML page, tables on the terminal, figures."""
+"""Reports of an experiment: HTML page, tables on the terminal, figures."""

@@ -1,4 +1,4 @@
-"""Claims and verdicts in words: what is claimed, the difference found, and why that verdict."""
+"""Claims and verdicts in words: the claim, the difference, and the reason of the verdict."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def print_side_by_side(runs: Sequence[Run], console: Console) -> None:
 
 
 def two_trials(names: tuple[str, str], first: Outcome, second: Outcome) -> pd.DataFrame:
-    """Return the metrics of two trials side by side; what both lack or have as 0 is left out."""
+    """Return the metrics of two trials side by side, without those that both lack or have as 0."""
     import pandas as pd
 
     study, mine, theirs = Study((first, second)), first.row(), second.row()

@@ -469,7 +469,7 @@ def cost(study: Study, condition: str) -> Drawing | None:
     better = "up" if study.score.better == "higher" else "down"
     return Drawing(
         _name(study, "cost-accuracy", condition),
-        study.score.said(f"What does accuracy cost{_under(condition)}?"),
+        study.score.said(f"Cost of accuracy{_under(condition)}?"),
         f"Left and {better} is better."
         + " A dotted line leads from a strategy without the faults to the same with them." * faulty,
         figure,
@@ -499,7 +499,7 @@ def timelines(study: Study, condition: str) -> Iterator[Drawing]:
             stretches = timeline(trial)
             yield Drawing(
                 _name(study, "timeline", condition, name),
-                f"What happened in one trial: {name}{_under(condition)}",
+                f"Timeline of one trial: {name}{_under(condition)}",
                 f"Seed {trial[1].identity.seed}. A lane for each shard and each node.",
                 _lanes(stretches, style.looks(study.strategies)[name].colour),
                 _frame(stretches, "lane", "what", "from", "to"),

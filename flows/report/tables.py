@@ -265,7 +265,7 @@ def claims_frame(judged: Sequence[JudgedClaim]) -> pd.DataFrame:
 def to_html(table: pd.DataFrame) -> str:
     """Return a table as HTML with escaped texts and headers for screen readers.
 
-    What stands in brackets after a value is put beneath it.
+    Text in brackets after a value is put beneath it.
     """
     from markupsafe import escape
 

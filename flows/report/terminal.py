@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STYLES = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}
 EXPLORATORY = (
-    "In brackets: 95% intervals. Neither these nor p-values are corrected for how many there are, "
+    "In brackets: 95% intervals. Intervals and p-values are uncorrected, "
     "so some exclude 0 by chance. Seeds needed: for a power of 80%."
 )
 MOST_ROWS = 16  # so that claims, table and remarks fit one screen
@@ -139,13 +139,14 @@ def print_plan(planned: Sequence[PlannedClaim], seeds: int, pilot: str, console:
         console.print(Text(in_words.NO_CLAIMS, style="dim"))
         return
     power = f"power, {seeds} seed{'s' * (seeds != 1)}"
-    table = plain_table(["claim"], ["sd", power, f"seeds for {POWER:.0%}"])
+    known = any(each.sd is not None for each in planned)
+    table = plain_table(["claim"], ["sd", power, f"seeds for {POWER:.0%}"] if known else [])
     for number, each in enumerate(planned, 1):
         text = f"{number}. {in_words.title(each.claim, each.score)}"
         if each.claim.claim:
             text += f"\n   {in_words.statement(each.claim, each.score)}"
         if each.sd is None or each.power is None:
-            cells = ["?", "?", "?"]
+            cells = ["?", "?", "?"] if known else []
         else:
             (sd,), unit = in_words.amounts(each.score.of(each.claim.column), each.sd, finer=True)
             power = f"{each.power:.0%}" if each.power < 0.995 else ">99%"
@@ -160,6 +161,12 @@ def print_plan(planned: Sequence[PlannedClaim], seeds: int, pilot: str, console:
 
 
 def _plan_legend(planned: Sequence[PlannedClaim], pilot: str) -> str:
+    seeds = [each.pilot_seeds for each in planned if each.sd is not None]
+    if not seeds:
+        return (
+            "The power is unknown without a pilot: run a few seeds, or name recorded ones by "
+            "--pilot, such as those of `dps run --virtual`."
+        )
     level = f"5% / {len(planned)}" if len(planned) > 1 else "5%"
     text = (
         "Power: the probability that a claim is found to hold if the difference is the smallest "
@@ -167,10 +174,4 @@ def _plan_legend(planned: Sequence[PlannedClaim], pilot: str) -> str:
     )
     if any(is_count(each.claim) for each in planned):
         text += f" Counts take at least {fewest_seeds(planned[0].level, exact=True)} seeds."
-    seeds = [each.pilot_seeds for each in planned if each.sd is not None]
-    if not seeds:
-        return (
-            f"{text} How much seeds differ is not known yet: run a few, or name another run with "
-            "--pilot, such as a few seeds of `dps run --virtual`."
-        )
     return f"{text} sd: between trials of one seed, from {max(seeds)} seeds of {pilot}."

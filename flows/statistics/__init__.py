@@ -25,7 +25,7 @@ FEWEST_SEEDS = 3
 # Sums of floating-point numbers that should be equal differ by less than this share of them.
 ROUNDING = 1e-9
 # Up to this number of values, the means of all subsets are computed; beyond it, of a sample.
-MOST_ENUMERATED = 13
+MAX_ENUMERATED = 13
 SUBSETS = 9_999
 
 
@@ -167,8 +167,8 @@ def interval(values: Sequence[float], rng: np.random.Generator, counts: bool = F
     The interval is Student's t; that of `counts`, and of values that are all equal, lies between
     the means of subsets, and so is never below 0.
     """
-    found = difference(values, rng, counts)
-    return Interval(found.mean, found.low, found.high, found.n)
+    mean = difference(values, rng, counts)
+    return Interval(mean.mean, mean.low, mean.high, mean.n)
 
 
 def student_reach(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray:
@@ -206,7 +206,7 @@ def subset_means(data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         Draws the subsets, where there are more than 13 values.
     """
     n = data.shape[-1]
-    if n <= MOST_ENUMERATED:
+    if n <= MAX_ENUMERATED:
         members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
     else:
         members = rng.integers(0, 2, size=(SUBSETS, n))
@@ -216,7 +216,7 @@ def subset_means(data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def subsets_of(n: int) -> int:
     """Return how many subsets of n values the sign-flip test looks at."""
-    return 2**n - 1 if n <= MOST_ENUMERATED else SUBSETS
+    return 2**n - 1 if n <= MAX_ENUMERATED else SUBSETS
 
 
 def rank_of_bound(subsets: int, level: float) -> int:

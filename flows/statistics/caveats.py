@@ -17,7 +17,7 @@ from flows.records.owner import at_work
 from flows.records.record import command_of, trial_names
 
 NO_CONTROL = "it has no control"
-MOST_SPREAD = 0.1  # coefficient of variation of the pace; on a quiet machine it is 1 to 3%
+MAX_SPREAD = 0.1  # coefficient of variation of the pace; on a quiet machine it is 1 to 3%
 
 
 def why_unknown(outcome: Outcome, key: str) -> str:
@@ -38,16 +38,16 @@ def without_effect(outcomes: Sequence[Outcome]) -> str:
     if not lacking:
         return ""
     named = [f"{each.identity.trial} ({each.effects.lacking})" for each in lacking]
-    told = (
+    text = (
         f"The effect of the faults is unknown for {len(lacking)} of {len(valid)} valid trials: "
         f"{first_few(named)}."
     )
     if any(each.effects.lacking == NO_CONTROL for each in lacking):
-        told += (
-            " A control is a valid trial that is the same, seed included, but for an empty fault "
-            "plan. An axis of faults with “no fault: []” makes one of each."
+        text += (
+            " A control is a valid trial with the same settings and seed and an empty fault plan. "
+            "The label “no fault: []” on an axis of faults adds one for each trial."
         )
-    return told
+    return text
 
 
 def short_of_target(outcomes: Sequence[Outcome]) -> str:
@@ -89,7 +89,7 @@ def remedies_in(folder: Path, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
         ("missing or damaged", [name for name in planned if name not in recorded], ""),
         ("failed", named("failed"), ""),
         ("invalid", named("invalid"), " --retry-invalid"),
-        ("resumed, so that figures of the whole training are missing", resumed, " --no-resume"),
+        ("resumed, so figures of the whole training are missing", resumed, " --no-resume"),
     )
     return tuple(
         f"{first_few(names)} ({len(names)} of {len(planned)} trials): {what}; to run "
@@ -129,7 +129,7 @@ def unquiet(outcomes: Sequence[Outcome]) -> str:
     real = [each for each in outcomes if not each.virtual]
     reasons = []
     spread = spread_of_pace(real)
-    if spread is not None and spread > MOST_SPREAD:
+    if spread is not None and spread > MAX_SPREAD:
         reasons.append(f"the pace of trials without faults varied by {spread:.0%} between seeds")
     if busy := [each.row() for each in real if each.overloaded]:
         most = max(_numbers(busy, "load_average"), default=0.0)
@@ -138,8 +138,8 @@ def unquiet(outcomes: Sequence[Outcome]) -> str:
     if not reasons:
         return ""
     return (
-        f"The machine was not quiet: {', and '.join(reasons)}. Do not rely on times and money; run "
-        "the trials again when nothing else runs"
+        f"The machine was not quiet: {', and '.join(reasons)}. Do not rely on times and money; "
+        "rerun the trials on an idle machine"
     )
 
 
@@ -148,16 +148,14 @@ def told(profiles: Sequence[str]) -> str:
 
     If they differ, warn that times, money and use cannot be compared.
     """
-    found = sorted(set(profiles))
-    if found == [REAL] or not found:
+    names = sorted(set(profiles))
+    if names == [REAL] or not names:
         return ""
-    if len(found) == 1:
-        return f"virtual, with the profile {found[0]}: times, money and use follow from that model"
+    if len(names) == 1:
+        return f"virtual, with the profile {names[0]}: times, money and use are model output"
     each = [
         f"{profiles.count(name)} "
         + (f"on virtual time with the profile {name}" if name else "on real nodes")
-        for name in found
+        for name in names
     ]
-    return (
-        f"not the same: {', '.join(each)}; do not compare times, money and use of one with another"
-    )
+    return f"not the same: {', '.join(each)}; do not compare times, money and use between them"

@@ -34,12 +34,12 @@ Size = Literal["beyond", "within", "open"]
 
 @dataclass(frozen=True, slots=True)
 class JudgedClaim:
-    """One claim, and what its trials show of it.
+    """One claim, and the evidence of its trials.
 
     Attributes
     ----------
     claim
-        What is claimed.
+        The claim.
     difference
         Of its figure, seed by seed; None if no seed has one, or the figure is not comparable.
     uneven
@@ -75,14 +75,14 @@ class JudgedClaim:
 
     @property
     def column(self) -> Metric:
-        """What is known of its figure, by the name and in the unit of the score."""
+        """The metric of its figure, by the name and in the unit of the score."""
         return self.score.of(self.claim.column)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
         """The interval of the difference, at the level at which the claim was judged."""
-        found = self.difference
-        return None if found is None else found.bounds(self.decision.confidence)
+        gap = self.difference
+        return None if gap is None else gap.bounds(self.decision.confidence)
 
     @property
     def size(self) -> Size:
@@ -97,7 +97,7 @@ class JudgedClaim:
 
 @dataclass(frozen=True, slots=True)
 class PlannedClaim:
-    """What a number of seeds can resolve of a claim.
+    """The power of a number of seeds for a claim.
 
     Attributes
     ----------
@@ -156,11 +156,11 @@ def judge(
     rng
         Draws the subsets by which counts of many seeds are judged.
     """
-    found = [_evidence(claim, outcomes, rng) for claim in claims]
-    decisions = decide([(each.difference, region_of(each.claim)) for each in found])
+    evidence = [_evidence(claim, outcomes, rng) for claim in claims]
+    decisions = decide([(each.difference, region_of(each.claim)) for each in evidence])
     level = SIGNIFICANCE / max(1, len(claims))
     judged = []
-    for claim, each, decision in zip(claims, found, decisions, strict=True):
+    for claim, each, decision in zip(claims, evidence, decisions, strict=True):
         circumstances = [outcome.circumstances for outcome in each.used]
         seeds = {known[PLANNED_SEEDS] for known in circumstances if PLANNED_SEEDS in known}
         judged.append(
@@ -193,7 +193,7 @@ def planned(
     `score` is the score of the models.
     """
     level = SIGNIFICANCE / max(1, len(claims))
-    found = []
+    plans = []
     for claim in claims:
         evidence = _evidence(claim, pilot, rng)
         claim, difference = evidence.claim, evidence.difference
@@ -201,8 +201,8 @@ def planned(
         power = None if sd is None else _power(claim, sd, level, seeds)
         needed = _needed(claim, difference, level)
         seen = difference.n if difference else 0
-        found.append(PlannedClaim(claim, sd, seen, level, power, needed, score))
-    return tuple(found)
+        plans.append(PlannedClaim(claim, sd, seen, level, power, needed, score))
+    return tuple(plans)
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -228,22 +228,22 @@ def _evidence(
     sides: tuple[dict[int, Outcome], ...] = tuple({} for _ in claim.sides)
     unusable = list[str]()
     for each in outcomes:
-        who = each.identity
-        side = claim.side_of(who.strategy, who.labels)
-        if who.seed is None or side is None:
+        identity = each.identity
+        side = claim.side_of(identity.strategy, identity.labels)
+        if identity.seed is None or side is None:
             continue
         if each.valid:
-            sides[side][who.seed] = each
+            sides[side][identity.seed] = each
         if why := why_unknown(each, claim.metric):
-            unusable.append(f"{who.trial} ({why})")
+            unusable.append(f"{identity.trial} ({why})")
     shared = set(sides[0]).intersection(*sides)
     used = tuple(each for side in sides for seed, each in side.items() if seed in shared)
     rows = [{seed: known(each) for seed, each in side.items()} for side in sides]
-    mine = rows[0]
-    base = {seed: {claim.metric: 0.0} for seed in mine} if claim.one_sample else rows[1]
-    if (gap := uneven(mine, base, claim.metric)) is not None:
+    own = rows[0]
+    base = {seed: {claim.metric: 0.0} for seed in own} if claim.one_sample else rows[1]
+    if (gap := uneven(own, base, claim.metric)) is not None:
         return _Evidence(claim, used, None, gap, tuple(unusable))
-    values, others = (values_of(trials, claim.metric) for trials in (mine, base))
+    values, others = (values_of(trials, claim.metric) for trials in (own, base))
     resolved = claim.resolved(float(np.mean([*others.values()]))) if others else claim
     if not resolved.smallest:
         unusable.append(f"a share of the mean of {claim.baseline}, which is 0")

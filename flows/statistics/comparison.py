@@ -39,7 +39,7 @@ from flows.statistics.caveats import why_unknown
 from flows.statistics.groups import conditions, strategies
 
 QUESTIONS_FILE = "questions.json"
-LEAST_SHOWN = 0.001  # of a p-value
+MIN_SHOWN = 0.001  # of a p-value
 
 # By condition and strategy, what is known of the valid trials by seed; see `known`.
 Trials = Mapping[int, Mapping[str, Any]]
@@ -96,8 +96,8 @@ class Compared:
     @property
     def p(self) -> str:
         """The p-value of the difference, not corrected; "" without a test."""
-        found = self.difference
-        return "" if found is None or found.p is None else p_text(found.p)
+        gap = self.difference
+        return "" if gap is None or gap.p is None else p_text(gap.p)
 
 
 def uneven_told(uneven: Uneven) -> str:
@@ -108,8 +108,8 @@ def uneven_told(uneven: Uneven) -> str:
 
 def p_text(p: float) -> str:
     """Return a p-value as readers expect it."""
-    if p < LEAST_SHOWN:
-        return f"<{LEAST_SHOWN:g}"
+    if p < MIN_SHOWN:
+        return f"<{MIN_SHOWN:g}"
     return f"{p:.3f}" if p < 2 * SIGNIFICANCE else f"{p:.2f}"
 
 
@@ -161,13 +161,13 @@ def compare_rows(
     rng: Generator,
 ) -> tuple[Compared, ...]:
     """Compare strategies with one of them by rows of figures; see `compared`."""
-    found = [
+    compared = [
         _measured(rows, (metric, condition, strategy, baseline), section, rng)
         for condition in conditions
         for strategy in strategies
         for metric in section.metrics
     ]
-    return tuple(row for row in found if row is not None)
+    return tuple(row for row in compared if row is not None)
 
 
 def baseline_of(outcomes: Sequence[Outcome], section: ComparisonSection) -> str | None:
@@ -214,7 +214,7 @@ def write_questions(folder: Path, questions: Questions) -> None:
     StoreUnavailable
         The folder cannot be written.
     """
-    write_whole(folder / QUESTIONS_FILE, questions.model_dump_json(indent=1), "what is claimed")
+    write_whole(folder / QUESTIONS_FILE, questions.model_dump_json(indent=1), "the claims")
 
 
 def read_questions(folder: Path) -> Questions:
@@ -234,16 +234,16 @@ def read_questions(folder: Path) -> Questions:
 
 def values_of(trials: Trials, metric: str) -> dict[int, float]:
     """Return the finite values of a figure by seed."""
-    found = {seed: row.get(metric) for seed, row in trials.items()}
-    return {seed: float(v) for seed, v in found.items() if v is not None and isfinite(v)}
+    values = {seed: row.get(metric) for seed, row in trials.items()}
+    return {seed: float(v) for seed, v in values.items() if v is not None and isfinite(v)}
 
 
 def uneven(trials: Trials, base: Trials, metric: str) -> Uneven | None:
     """Return in how many seeds each of two has a figure; None if it is in the same seeds."""
     shared = trials.keys() & base.keys()
     seeds = {seed for seed in shared if metric in trials[seed] and metric in base[seed]}
-    mine, theirs = (seeds & values_of(each, metric).keys() for each in (trials, base))
-    return None if mine == theirs else Uneven(len(mine), len(theirs), len(seeds))
+    own, other = (seeds & values_of(each, metric).keys() for each in (trials, base))
+    return None if own == other else Uneven(len(own), len(other), len(seeds))
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -255,22 +255,22 @@ def _measured(
     """One row: metric, condition, strategy and baseline; None where there is no value."""
     metric, condition, strategy, baseline = place
     trials, base = (rows.get((condition, name), {}) for name in (strategy, baseline))
-    mine, gap = values_of(trials, metric), uneven(trials, base, metric)
-    if not mine and gap is None:
+    own, gap = values_of(trials, metric), uneven(trials, base, metric)
+    if not own and gap is None:
         return None
     counts = BY_KEY[metric].unit == "count"
-    spread = interval([mine[seed] for seed in sorted(mine)], rng, counts=counts) if mine else None
+    spread = interval([own[seed] for seed in sorted(own)], rng, counts=counts) if own else None
     if strategy == baseline:
         return Compared(*place, spread, gap, None, None)
-    found = None if gap is not None else paired(mine, values_of(base, metric), rng, counts)
-    return Compared(*place, spread, gap, found, _reading(gap, found))
+    change = None if gap is not None else paired(own, values_of(base, metric), rng, counts)
+    return Compared(*place, spread, gap, change, _reading(gap, change))
 
 
-def _reading(gap: Uneven | None, found: Difference | None) -> Reading:
+def _reading(gap: Uneven | None, difference: Difference | None) -> Reading:
     if gap is not None:
         return "not comparable"
-    if found is None or found.n < FEWEST_SEEDS or found.low is None:
+    if difference is None or difference.n < FEWEST_SEEDS or difference.low is None:
         return "too few seeds"
-    if not found.excludes_zero:
+    if not difference.excludes_zero:
         return "unclear"
-    return "higher" if found.mean > 0 else "lower"
+    return "higher" if difference.mean > 0 else "lower"

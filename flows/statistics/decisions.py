@@ -63,7 +63,7 @@ def equivalent(margin: float) -> Region:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a test of a claim has shown.
+    """The result of the test of a claim.
 
     Attributes
     ----------
@@ -129,18 +129,18 @@ def decide(family: Sequence[tuple[Difference | None, Region]]) -> tuple[Decision
     againsts = [p_against(found, region) if found else 1.0 for found, region in family]
     tests = zip(holm(fors), _factors(fors), holm(againsts), _factors(againsts), strict=True)
     decisions = []
-    for number, (mine, factor, other, factor_against) in enumerate(tests):
+    for number, (p, factor, other, factor_against) in enumerate(tests):
         against = factor_against * max(1, family[number][1].sides)
         decision = Decision(
-            "not resolved", fors[number], mine, 1 - SIGNIFICANCE / max(factor, against)
+            "not resolved", fors[number], p, 1 - SIGNIFICANCE / max(factor, against)
         )
         if not enough[number]:
             decision = replace(decision, p=None, corrected=None)
         elif other < SIGNIFICANCE:
             level = 1 - SIGNIFICANCE / against
             decision = Decision("does not hold", againsts[number], other, level)
-        elif mine < SIGNIFICANCE:
-            decision = Decision("holds", fors[number], mine, 1 - SIGNIFICANCE / factor)
+        elif p < SIGNIFICANCE:
+            decision = Decision("holds", fors[number], p, 1 - SIGNIFICANCE / factor)
         decisions.append(decision)
     return tuple(decisions)
 

@@ -60,8 +60,8 @@ def experiment_folder(experiment: str, here: Path) -> Path:
         return root / experiment
     if not known:
         raise ConfigurationError(
-            f"nothing is recorded in {root}; `dps run {shown(experiment)}` here first, or go to "
-            "the directory in which it ran"
+            f"nothing is recorded in {root}; run `dps run {shown(experiment)}` here first, or "
+            "change to the directory in which it ran"
         )
     raise ConfigurationError(
         f"no experiment {quoted(experiment)} is recorded in {root}; {suggest(experiment, known)}"
@@ -137,18 +137,18 @@ def read_whole(
 
     Damaged ones are left out; `warn` is called for each of them.
     """
-    found = []
+    outcomes = []
     for path in events_files:
         try:
-            found.append(read_finished(path, prices))
+            outcomes.append(read_finished(path, prices))
         except RecordDamaged as error:
             warn(damaged(path, error))
-    return with_effects(found, prices)
+    return with_effects(outcomes, prices)
 
 
 def damaged(events_file: Path, error: RecordDamaged) -> str:
     """Return the warning that a trial is left out because of what its record holds."""
-    return f"{events_file.parent.name} is left out, its record is damaged: {error}"
+    return f"{events_file.parent.name} is skipped, because its record is damaged: {error}"
 
 
 # -- effects ------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ def _lacking(outcome: Outcome, control: Outcome | None) -> str:
 # The settings in their records determine whether trials are the same: the labels on an experiment's
 # axes are only names.
 
-# What makes no difference to what a trial measures, besides the faults: when it would have failed,
-# and for how long nodes, or real time, are waited for.
+# Settings without influence on measurements, in addition to the faults: when a trial fails, and for
+# how long it waits for nodes or real time.
 _NO_MATTER = ("faults", "time_limit")
 _NO_MATTER_OF_CLUSTER = ("patience",)
 
@@ -232,7 +232,7 @@ def setup(settings: Mapping[str, Any]) -> Setup:
     They may be damaged: a value that should be a mapping and is not is ignored.
     """
     config, circumstances = (
-        found if isinstance(found := settings.get(key), dict) else {}
+        section if isinstance(section := settings.get(key), dict) else {}
         for key in ("config", "circumstances")
     )
     if not config:
@@ -241,13 +241,13 @@ def setup(settings: Mapping[str, Any]) -> Setup:
     if isinstance(kept.get("cluster"), dict):
         cluster = kept["cluster"]
         kept["cluster"] = {k: v for k, v in cluster.items() if k not in _NO_MATTER_OF_CLUSTER}
-    told = {
+    content = {
         "experiment": settings.get("experiment"),
         "seed": settings.get("seed"),
         "config": kept,
         "parallel": circumstances.get("parallel", 1),
     }
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return Setup(digest, bool(config.get("faults")))
 
 

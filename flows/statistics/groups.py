@@ -14,11 +14,11 @@ _NUMBER = re.compile(r"(?<![\w.])-?(\d+(\.\d+)?(e-?\d+)?|inf|∞)(?![\w.])")
 
 def numbers(labels: Sequence[str]) -> dict[str, float] | None:
     """Return the number in each label; None unless each has one, and the other text is equal."""
-    found = {label: [match[0] for match in _NUMBER.finditer(label)] for label in labels}
-    besides = {_NUMBER.sub("", label).strip(" =").removesuffix("s") for label in labels}
-    if any(len(said) != 1 for said in found.values()) or len(besides) > 1:
+    by_label = {label: [match[0] for match in _NUMBER.finditer(label)] for label in labels}
+    rest = {_NUMBER.sub("", label).strip(" =").removesuffix("s") for label in labels}
+    if any(len(digits) != 1 for digits in by_label.values()) or len(rest) > 1:
         return None
-    return {label: float(number.replace("∞", "inf")) for label, (number,) in found.items()}
+    return {label: float(number.replace("∞", "inf")) for label, (number,) in by_label.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ def summarize(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
         Group(
             strategy,
             condition,
-            trials=tuple(each for each in found if each.valid),
-            left_out=tuple(each for each in found if not each.valid),
+            trials=tuple(each for each in group if each.valid),
+            left_out=tuple(each for each in group if not each.valid),
         )
         for condition in conditions(outcomes)
         for strategy in strategies(outcomes)
-        if (found := members[condition, strategy])
+        if (group := members[condition, strategy])
     )
 
 

@@ -1,4 +1,4 @@
-"""What a number of seeds can resolve: the power of the tests of `decisions`, and seeds to run.
+"""The power of a number of seeds in the tests of `decisions`, and the number of seeds to run.
 
 The differences are assumed to be normal, with the standard deviation that a pilot shows. The test
 is the one that judges the claim: Student's t, or the sign-flip test for counts. A claim is planned
@@ -33,7 +33,7 @@ from flows.statistics.decisions import Region
 
 POWER = 0.8
 # A claim that needs more seeds than this counts as impossible to show.
-MOST_SEEDS = 1_000_000
+MAX_SEEDS = 1_000_000
 # Over how many standard deviations of a sample the power is averaged; of the sign-flip test, over
 # how many samples, each in all these sizes, and how many of them share the subsets that it draws.
 SPREADS = 500
@@ -96,9 +96,9 @@ def seeds_needed(power_at: Callable[[int], float], power: float = POWER) -> int 
     """Return the fewest seeds with at least this power; None where a million would not do."""
     enough = FEWEST_SEEDS
     while power_at(enough) < power:
-        if enough >= MOST_SEEDS:
+        if enough >= MAX_SEEDS:
             return None
-        enough = min(2 * enough, MOST_SEEDS)
+        enough = min(2 * enough, MAX_SEEDS)
     seeds = range(max(FEWEST_SEEDS, enough // 2), enough + 1)
     return seeds[bisect_left(seeds, power, key=power_at)]
 
@@ -142,5 +142,5 @@ def _between(low: np.ndarray, high: np.ndarray, mean: float, error: float) -> np
     """The probability that a normal value lies between bounds; 0 where they leave nothing."""
     from scipy import special
 
-    found = special.ndtr((high - mean) / error) - special.ndtr((low - mean) / error)
-    return np.asarray(np.maximum(0.0, found))
+    power = special.ndtr((high - mean) / error) - special.ndtr((low - mean) / error)
+    return np.asarray(np.maximum(0.0, power))

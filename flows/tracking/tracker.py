@@ -359,7 +359,7 @@ def deliver(
     Raises
     ------
     StoreUnavailable
-        The store cannot be used. What it has stays, and a repetition continues from there.
+        The store cannot be used. It keeps its runs, and a repetition continues from there.
     """
     tracker, refused = Tracker(folder.name, here, store), list[str]()
     for done in (*trials, None):
@@ -402,7 +402,7 @@ def _changed(figures: Mapping[str, float], run: Any) -> dict[str, float]:
 
 
 def _curves(record: Record, outcome: Outcome, shift: float) -> Iterator[Point]:
-    """What workers reported and evaluators scored, over the versions of the weights."""
+    """Reports of workers and scores of evaluators, over the versions of the weights."""
     for number in (number for event in record.events for number in numbers_of(event)):
         name, kind, value = number.metric, "train", number.value
         if number.source == EVALUATOR:

@@ -162,7 +162,7 @@ def guarded(app: ASGIApp, token: str) -> ASGIApp:
             welcome.set_cookie(cookie, token, httponly=True, samesite="lax")
             await welcome(scope, receive, send)
         else:
-            text = "This is for who started it: open the address that `dps ui` has printed.\n"
+            text = "An access token is missing: open the address that `dps ui` has printed.\n"
             await PlainTextResponse(text, HTTPStatus.UNAUTHORIZED)(scope, receive, send)
 
     return guard

@@ -1,4 +1,4 @@
-"""Models and data sets: what an experiment trains, by name.
+"""Models and data sets of experiments, by name.
 
 A workload is pure arithmetic on named numpy arrays; it knows nothing of servers, shards or faults.
 """

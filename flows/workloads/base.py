@@ -24,7 +24,7 @@ EVALUATION_ROWS = 1024  # keeps a chunk's activations in cache, and memory indep
 
 @dataclass(frozen=True, slots=True)
 class DatasetShape:
-    """What a model needs to know of its data: values per example, and number of classes.
+    """Properties of the data that a model needs: values per example, and number of classes.
 
     Attributes
     ----------
@@ -155,11 +155,11 @@ class Predictor:
     ) -> tuple[float, float]:
         """Return the mean loss, and a score: by default the accuracy, or for regression R²."""
         if not len(y):
-            raise ValueError("no examples to evaluate: was this part of the data set loaded?")
+            raise ValueError("no examples to evaluate: load the test part of the data set")
         starts = range(0, len(y), EVALUATION_ROWS)
         # A copy of each: a user's model may return the same array again.
-        found = [np.array(self.predict(params, x[s : s + EVALUATION_ROWS])) for s in starts]
-        predictions = np.concatenate(found)
+        parts = [np.array(self.predict(params, x[s : s + EVALUATION_ROWS])) for s in starts]
+        predictions = np.concatenate(parts)
         score = score or (r_squared if self.shape.regression else accuracy)
         return self.mean_loss(params, x, y, predictions), score(predictions, self.targets(y))
 

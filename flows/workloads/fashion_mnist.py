@@ -36,8 +36,8 @@ PACKAGED = Path("/usr/share/datasets/fashion-mnist")
 HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 TIMEOUT_SECONDS = 20.0
 WHAT_TO_DO = (
-    "install the Debian package (apt install dataset-fashion-mnist), or name a folder with the "
-    f"files {', '.join(MD5)} (plain or .gz) as dataset.folder"
+    "install the Debian package (apt install dataset-fashion-mnist), or set dataset.folder to a "
+    f"folder with the files {', '.join(MD5)} (plain or .gz)"
 )
 
 
@@ -91,8 +91,8 @@ def download() -> Path:
 
 def train_rows(folder: Path | None) -> int | None:
     """Return how many images there are to train on; None where the files are not here."""
-    found = find(folder)
-    return None if found is None else len(read_idx(path_of(found, LABELS["train"]), 1))
+    place = find(folder)
+    return None if place is None else len(read_idx(path_of(place, LABELS["train"]), 1))
 
 
 def read(
@@ -139,7 +139,7 @@ def read_idx(path: Path, dimensions: int) -> Array:
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
             f"{path} cannot be read: {reason}; expected an idx file of unsigned bytes in "
-            f"{dimensions} dimensions. If it is damaged, get it again"
+            f"{dimensions} dimensions. If it is damaged, download it again"
         ) from error
 
 

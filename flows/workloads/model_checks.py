@@ -43,31 +43,31 @@ def check_model(workload: Workload, name: str, x: Any, y: Array) -> str:
         raise ConfigurationError(f"{name}: initial: {error}") from error
     if not _same(params, again):
         raise ConfigurationError(
-            f"{name}: initial returns different values for the same seed; draw random numbers only "
-            "from the generator that is passed to it"
+            f"{name}: initial returns different values for the same seed; use only the random "
+            "generator that it receives"
         )
     for array in (*params.values(), x if isinstance(x, np.ndarray) else x.data, y):
         array.flags.writeable = False
     first, second = (_gradient(workload, name, params, x, y) for _ in range(2))
     if first[0] != second[0] or not _same(first[1], second[1]):
         raise ConfigurationError(
-            f"{name}: gradient returns a different result when it is called again with the same "
-            "parameters and batch; it must depend on these only"
+            f"{name}: gradient returns different results for the same parameters and batch; it "
+            "must depend on these only"
         )
     if isinstance(workload, Predictor):
         with refusing(name, "cannot predict"):
-            found = workload.predict(dict(params), x)
+            predicted = workload.predict(dict(params), x)
         expected = [x.shape[0], workload.shape.classes]
-        numeric = found.dtype.kind in "fiu" and np.isfinite(found).all()
-        if [*found.shape] != expected or not numeric:
+        numeric = predicted.dtype.kind in "fiu" and np.isfinite(predicted).all()
+        if [*predicted.shape] != expected or not numeric:
             raise ConfigurationError(
-                f"{name}: it predicts {found.dtype}{list(found.shape)} for a batch, expected "
+                f"{name} predicts {predicted.dtype}{list(predicted.shape)} for a batch, expected "
                 f"finite scores {expected}: one per example and class, or one prediction each"
             )
-    told = f"{len(params)} arrays, {sum(array.size for array in params.values()):,} parameters"
+    line = f"{len(params)} arrays, {sum(array.size for array in params.values()):,} parameters"
     if isinstance(workload, PythonModel):
-        told += f"; {_compare(workload, name, params, x, y)}"
-    return f"{name}: {told}"
+        line += f"; {_compare(workload, name, params, x, y)}"
+    return f"{name}: {line}"
 
 
 def example_batch(shape: DatasetShape, rows: int) -> tuple[Array, Array]:
@@ -97,18 +97,18 @@ def _gradient(
         )
     if gradients.keys() != params.keys():
         raise ConfigurationError(
-            f"{name}: the gradients are named {', '.join(map(repr, gradients))}, the parameters "
-            f"{', '.join(map(repr, params))}"
+            f"{name}: the gradients are named {', '.join(map(repr, gradients))}, expected the "
+            f"names of the parameters: {', '.join(map(repr, params))}"
         )
     for key, array in params.items():
         gradient = gradients[key]
         if gradient.shape != array.shape or gradient.dtype != array.dtype:
             raise ConfigurationError(
                 f"{name}: the gradient of {key!r} is {gradient.dtype}{list(gradient.shape)}, "
-                f"expected that of its parameter, {array.dtype}{list(array.shape)}"
+                f"expected {array.dtype}{list(array.shape)}, as its parameter"
             )
         if not np.isfinite(gradient).all():
-            raise ConfigurationError(f"{name}: the gradient of {key!r} has NaN or infinity in it")
+            raise ConfigurationError(f"{name}: the gradient of {key!r} holds NaN or infinity")
     return loss, gradients
 
 
@@ -122,7 +122,7 @@ def _compare(workload: Workload, name: str, params: Arrays, x: Any, y: Array) ->
     try:
         _, gradients = _gradient(workload, name, point, batch, y)
     except ConfigurationError:
-        return "its gradient was not compared with its loss, as the model does not support float64"
+        return "gradient not compared with the loss: the model does not support float64"
     worst = 0.0
     for key, array in point.items():
         direction = rng.standard_normal(array.shape)
@@ -139,8 +139,7 @@ def _compare(workload: Workload, name: str, params: Arrays, x: Any, y: Array) ->
         worst = max(worst, error)
         if not error <= TOLERANCE:
             raise ConfigurationError(
-                f"{name}: the gradient of {key!r} is not that of the loss: along a random "
-                f"direction it is {slope:.6g}, and the loss changes by {seen:.6g} (they may differ "
-                f"by {TOLERANCE:.2%})"
+                f"{name}: the gradient of {key!r} is {slope:.6g} along a random direction, but "
+                f"the loss changes by {seen:.6g}; expected a difference of at most {TOLERANCE:.2%}"
             )
-    return f"its gradient agrees with differences of its loss to {worst:.0e}"
+    return f"gradient and differences of the loss agree to {worst:.0e}"

@@ -47,9 +47,9 @@ class Objective:
         for start in range(0, len(y), ROWS):
             part = slice(start, start + ROWS)
             share = len(y[part]) / len(y)
-            mean, found = self.workload.gradient(params, x[part], y[part])
+            mean, of_part = self.workload.gradient(params, x[part], y[part])
             loss += mean * share
-            for name, gradient in found.items():
+            for name, gradient in of_part.items():
                 gradients[name] += gradient.astype(np.float64) * share
         squares = 0.0
         for name, gradient in gradients.items():

@@ -1,8 +1,8 @@
 """A user's files, identified by their SHA-256, and functions and classes named as "module:name".
 
 A module is a file beside the configuration, or one that is installed. A file is imported under a
-unique name, so that two experiments may each have, say, a `model.py` in the same process, and its
-imports from its folder are separate as well.
+unique name, so that each experiment may have a `model.py` in the same process, and its imports from
+its folder are separate as well.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def check_file(path: str, sha256: str) -> None:
     """Raise `ConfigurationError` if a file is gone, or has another SHA-256."""
     if sha256_of(path) != sha256:
         raise ConfigurationError(
-            f"{path} has changed since the trial was planned (its SHA-256 was {sha256[:12]}…): put "
-            "that file back, or plan new trials with `dps run`"
+            f"{path} has changed since the trial was planned (its SHA-256 was {sha256[:12]}…): "
+            "restore that file, or plan new trials with `dps run`"
         )
 
 
@@ -102,17 +102,17 @@ class OwnCode:
             else:
                 check_file(self.path, self.sha256)
                 module = _imported(place, self.path, self.sha256)
-        found = getattr(module, name, None)
-        if found is None:
+        member = getattr(module, name, None)
+        if member is None:
             question = meant(name, [each for each in vars(module) if not each.startswith("_")])
             raise ConfigurationError(
                 f"{module.__file__ or place} has no {name!r}{'; ' if question else ''}{question}"
             )
-        if not callable(found):
+        if not callable(member):
             raise ConfigurationError(
-                f"{self.reference} is {type(found).__name__}, expected a function or a class"
+                f"{self.reference} is {type(member).__name__}, expected a function or a class"
             )
-        called: Callable[..., Any] = found
+        called: Callable[..., Any] = member
         return called
 
 
@@ -135,8 +135,8 @@ def find(reference: str, folder: Path) -> OwnCode:
         missing = error.__cause__
         if isinstance(missing, ModuleNotFoundError) and place.startswith(missing.name or "?"):
             raise ConfigurationError(
-                f"there is no module {place!r}: neither {' nor '.join(map(str, places))} nor one "
-                "that is installed"
+                f"no module {place!r}: {', '.join(map(str, places))} and the installed packages "
+                "have none"
             ) from error
         raise
 
@@ -145,7 +145,7 @@ def module_and_name(reference: str) -> tuple[str, str]:
     """Return both parts of "module:name"; raises `ConfigurationError` for any other text."""
     matched = _REFERENCE.fullmatch(reference)
     if matched is None:
-        raise ConfigurationError(f"{quoted(reference)} names nothing, expected 'module:name'")
+        raise ConfigurationError(f"{quoted(reference)} is incomplete, expected 'module:name'")
     return matched[1], matched[2]
 
 
@@ -224,7 +224,7 @@ def _is_in(folder: Path, name: str) -> bool:
 
 def _origin(module: ModuleType) -> str:
     if module.__file__ is None:
-        raise ConfigurationError(f"{module.__name__} is no file, expected a module of Python")
+        raise ConfigurationError(f"{module.__name__} is not a file, expected a Python module")
     return module.__file__
 
 

@@ -46,7 +46,9 @@ def returned(place: str, found: Any, regression: bool) -> tuple[Examples, Array 
             f"{place}: x_train has {train.x.shape[1]} features, x_test {test.x.shape[1]}"
         )
     if train.y.dtype.kind != test.y.dtype.kind:
-        raise ConfigurationError(f"{place}: y_train and y_test: one has numbers, the other strings")
+        raise ConfigurationError(
+            f"{place}: one of y_train and y_test has numbers, the other strings"
+        )
     x = vstack([train.x, test.x], "csr") if issparse(train.x) else np.vstack([train.x, test.x])
     y = np.concatenate([train.y, test.y])
     return Examples(x, y), np.arange(len(y)) >= len(train.y)
@@ -97,8 +99,8 @@ def prepared(
         for what, targets in (("train on", y_train), ("score", y_test)):
             if targets.min() == targets.max():
                 raise ConfigurationError(
-                    f"{place}: the target is the same in all rows to {what}; there is nothing to "
-                    "predict"
+                    f"{place}: the target is constant in all rows to {what}; expected at least two "
+                    "values"
                 )
     elif (new := np.setdiff1d(y_test, y_train)).size:
         one = quoted(names[new[0]].item())
@@ -111,8 +113,8 @@ def prepared(
     if standardise:
         if not dense:
             raise ConfigurationError(
-                f"{place}: standardise moves every 0 of sparse data, after which they are not "
-                "sparse; leave it out, or give dense: true"
+                f"{place}: standardised data are not sparse; leave out standardise, or set dense: "
+                "true"
             )
         x_train, x_test, _ = _standardised(x_train, x_test)
     if standardise_target:
@@ -125,8 +127,8 @@ def prepared(
             y_train, y_test = y_train.astype(dtype), y_test.astype(dtype)
     except FloatingPointError as error:
         raise ConfigurationError(
-            f"{place}: a value is beyond {np.finfo(np.float32).max:g}, the largest number of "
-            "float32; scale it, or standardise"
+            f"{place}: a value is beyond {np.finfo(np.float32).max:g}, the limit of float32; scale "
+            "it, or set standardise"
         ) from error
     return Dataset(
         place,
@@ -167,8 +169,9 @@ def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
         if wrong.size:
             raise ConfigurationError(
                 f"{place}: the target is {y[wrong[0]]:.16g} in row {wrong[0] + 1} of the examples; "
-                f"classes are texts or whole numbers, of {LARGEST_CLASS:,} at most. Are numbers to "
-                "be predicted? Give task: regression"
+                f"expected texts, or whole numbers of at most {LARGEST_CLASS:,}. To predict "
+                "numbers, set task: regression"
+                "set task: regression"
             )
         y = y.astype(np.int64)
     names, numbers, counts = np.unique(y, return_inverse=True, return_counts=True)
@@ -182,7 +185,7 @@ def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
         raise ConfigurationError(
             f"{place}: too few rows of {'a class' if len(few) == 1 else f'{len(few)} classes'}: "
             f"{quoted(names[few[0]].item())} has 1; expected at least {least}, one to train on and "
-            "one to score. Does the target column hold classes?"
+            "one to score. Check that the target column holds classes"
         )
     return names, numbers.astype(np.int64)
 

@@ -56,7 +56,7 @@ class PythonModel(Predictor):
     code
         The class.
     settings
-        Its arguments besides the shape, by name, as JSON.
+        Its arguments after the shape, by name, as JSON.
     """
 
     name: ClassVar[str] = "python"
@@ -84,8 +84,8 @@ class PythonModel(Predictor):
 
     def predict(self, params: Arrays, x: Any) -> Array:
         """Return the model's scores or predictions, examples × classes."""
-        found = np.asarray(self.model.predict(params, x))
-        return found[:, None] if self.shape.regression and found.ndim == 1 else found
+        predicted = np.asarray(self.model.predict(params, x))
+        return predicted[:, None] if self.shape.regression and predicted.ndim == 1 else predicted
 
     def mean_loss(self, params: Arrays, x: Any, y: Array, predictions: Array) -> float:
         """Return the mean loss over examples, which the model computes with its gradient."""

@@ -79,15 +79,15 @@ class TorchWorkload(Predictor):
         with _seeded(batch_seed(x, y)), _one_thread():
             scores = self._scores(leaves, x, training=True)
             loss = self.loss(*self._compared(scores, y))
-            found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        return loss.item(), dict(zip(leaves, map(_fresh_array, found), strict=True))
+            gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return loss.item(), dict(zip(leaves, map(_fresh_array, gradients), strict=True))
 
     def predict(self, params: Arrays, x: Array) -> Array:
         """Return the module's scores or predictions, examples × classes."""
         tensors = {name: torch.tensor(array) for name, array in params.items()}
         with _LOCK, torch.no_grad(), _one_thread():
-            found = _fresh_array(self._scores(tensors, x, training=False))
-        return found[:, None] if self.shape.regression and found.ndim == 1 else found
+            scores = _fresh_array(self._scores(tensors, x, training=False))
+        return scores[:, None] if self.shape.regression and scores.ndim == 1 else scores
 
     def mean_loss(self, params: Arrays, x: Array, y: Array, predictions: Array) -> float:
         """Return the mean loss over examples."""
@@ -156,8 +156,8 @@ def _refuse_what_cannot_be_shared(module: Module) -> None:
     for name, part in module.named_modules():
         if getattr(part, "running_mean", None) is not None:
             raise ConfigurationError(
-                f"torch: {name} keeps running statistics, which no gradient carries to the server; "
-                "give it track_running_stats=False, or use another normalisation"
+                f"torch: {name} has running statistics, which gradients do not send to the server; "
+                "set track_running_stats=False, or use another normalisation"
             )
 
 

@@ -71,9 +71,9 @@ def find(reference: str) -> Any:
     sys.path.insert(0, os.getcwd())
     try:
         with refusing(reference):
-            found = getattr(import_module(place), name)
+            member = getattr(import_module(place), name)
     finally:
         sys.path[:] = path
-    if not callable(found):
-        raise ConfigurationError(f"{reference!r} is {type(found).__name__}, expected a callable")
-    return found
+    if not callable(member):
+        raise ConfigurationError(f"{reference!r} is {type(member).__name__}, expected a callable")
+    return member

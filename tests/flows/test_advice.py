@@ -61,7 +61,7 @@ def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("--mtbf", "often", "--mtbf 'often': expected a time"),
         ("--outage", "0", "--outage '0': expected a time"),
         ("--profile", "labtop", "laptop"),
-        ("--model", "400GB", "a server takes"),
+        ("--model", "400GB", "a server needs"),
         ("--output", "mine.yaml", "mine.yaml: exists, and was not written"),
     ],
 )

@@ -36,7 +36,7 @@ def test_an_older_file_stays_until_the_new_one_is_whole(
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
     assert (tmp_path / name).read_text() == "older"
     assert [path.name for path in tmp_path.iterdir()] == [name], "what is torn takes up room"
-    with pytest.raises(StoreUnavailable, match=r"cannot be written to .*what is recorded is kept"):
+    with pytest.raises(StoreUnavailable, match=r"cannot be written to .*it keeps all records"):
         write(tmp_path / name)
 
 

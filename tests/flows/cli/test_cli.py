@@ -106,7 +106,7 @@ def test_version(dps: Command) -> None:
 
 @pytest.mark.parametrize("name", get_command(app).commands)  # type: ignore[attr-defined]
 def test_every_command_has_help(dps: Command, name: str) -> None:
-    ended = dps(name, "--help")
+    ended = dps(name, "-h")
     assert (ended.code, ended.err) == (0, "")
     assert f"dps {name} " in ended.out
 
@@ -115,8 +115,8 @@ def test_plan_shows_trials_and_runs_nothing(dps: Command, tmp_path: Path) -> Non
     ended = dps("plan", "demo")
     assert ended.code == 0
     assert "stateless.kill.seed-1" in ended.out
-    assert "24 trials, 24 to run. Nodes needed at once, at most: 7" in ended.out
-    assert "of running, guessed from the settings, for a quiet machine." in ended.out
+    assert "24 trials, 24 to run. Nodes needed at once: at most 7" in ended.out
+    assert ", guessed from the settings and the load of this machine." in ended.out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -180,7 +180,7 @@ def test_results_and_report_name_the_command_for_each_trial_that_does_not_count(
     for name, what, option in (
         (names[2], "missing or damaged", ""),
         (names[1], "invalid", " --retry-invalid"),
-        (names[0], "resumed, so that figures of the whole training are missing", " --no-resume"),
+        (names[0], "resumed, so figures of the whole training are missing", " --no-resume"),
     ):
         line = f"{name} (1 of 3 trials): {what}; to run it again: {command}{option}"
         assert f"{line}\n" in shown

@@ -107,7 +107,7 @@ def test_what_a_store_says_of_a_user_is_masked() -> None:
 
 @pytest.mark.parametrize("uri", [f"http://{USER}:pa55/w0rd@h", f"http://{USER}:{PASSWORD}@[h"])
 def test_an_address_that_is_none_is_refused_without_its_password(uri: str, tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="it is no address") as caught:
+    with pytest.raises(StoreUnavailable, match="not an address") as caught:
         Tracker("demo", tmp_path, uri)
     assert USER not in str(caught.value)
     assert "pa55" not in str(caught.value)
@@ -137,7 +137,7 @@ def test_a_configuration_with_a_password_is_refused_and_not_repeated(tmp_path: P
     set_it = f"recovery.durability.path={PATH}"
     in_setting = refused(CONFIG, tmp_path, "recovery=checkpoint", set_it)
     assert "some.yaml, line " in in_file
-    assert in_setting.startswith("--set recovery.durability.path: an address with a password")
+    assert in_setting.startswith("--set recovery.durability.path: the address contains a password")
     for message in (in_file, in_setting):
         assert SECRET not in message
-        assert "give it by the environment" in message
+        assert "set it in the environment" in message

@@ -183,5 +183,5 @@ def test_where_nothing_is_recorded_it_says_so(folder: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigurationError, match=r"is running in .*; nothing is recorded there"):
         running(tmp_path / "nowhere")
     (folder / LOCK_FILE).write_text("{")
-    with pytest.raises(ConfigurationError, match="does not say who is at work here"):
+    with pytest.raises(ConfigurationError, match="does not name the process that writes"):
         statuses(tmp_path)

@@ -119,7 +119,7 @@ def test_a_layer_has_an_interval_of_its_own_and_goes_where_all_nodes_see_it(conf
     for wrong, reason in [
         ("{every: 0}", r"durability\.below\.every"),
         ("{mode: sync}", r"recovery\.durability: Layered: below has mode='sync', expected 'async'"),
-        ("{path: 'memory://x'}", "would be lost with the process"),
+        ("{path: 'memory://x'}", "would end with the process"),
     ]:
         with pytest.raises(ConfigurationError, match=reason):
             only(config, layered % wrong)
@@ -217,7 +217,7 @@ def test_whole_sections_are_set_before_keys_in_them(config: Path) -> None:
     [
         (["trainning.updates=5"], "trainning: unknown key; did you mean 'training'?"),
         (["cluster={kind: slurm, partition: a}"], "cluster.partition: unknown key; use 'queue'"),
-        (["recovery=chian"], "there is no recovery strategy 'chian'; did you mean 'chain'?"),
+        (["recovery=chian"], "no recovery strategy 'chian'; did you mean 'chain'?"),
         (["consistency=ssp"], "consistency.tau: is missing; add it"),
         (["training.updates=many"], "training.updates: expected a valid integer, got 'many'"),
         (["training.updates=0"], "training.updates: expected greater than 0, got 0"),
@@ -230,13 +230,13 @@ def test_whole_sections_are_set_before_keys_in_them(config: Path) -> None:
         (["order_seed=-1"], "order_seed: expected greater than or equal to 0"),
         (
             [TWO, "exclude=[{recover: chain}]"],
-            "there is no axis 'recover'; did you mean 'recovery'",
+            "no axis 'recover'; did you mean 'recovery'",
         ),
-        ([TWO, "exclude=[{recovery: none}, {recovery: chain}]"], "every combination is left out"),
+        ([TWO, "exclude=[{recovery: none}, {recovery: chain}]"], "every combination is excluded"),
         (["axes=5"], "axes: expected a valid dictionary, got 5"),
         (["axes={server.shards: [1, 2]}", "seeds=6000"], "the grid has 12,000 trials"),
         (["axes={training.update: [1]}"], "axes.training.update.1: unknown key"),
-        (["recovery={preset: 5}"], "there is no recovery strategy '5'"),
+        (["recovery={preset: 5}"], "no recovery strategy '5'"),
         (["training.workers=20000"], "workers: expected less than or equal to 10000, got 20000"),
         (["seeds=20000001"], "seeds: 20,000,001 seeds; expected 10,000 at most"),
         (["comparison.metrics=[cost_usd, cost_usd]"], "a metric is given twice"),
@@ -274,7 +274,7 @@ def test_a_fault_is_checked_under_the_recovery_it_meets(config: Path) -> None:
 
 
 def test_an_override_that_an_axis_would_undo_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="the axis 'recovery' varies this key"):
+    with pytest.raises(ConfigurationError, match="the axis 'recovery' overrides this key"):
         load_experiment("demo", ["recovery.durability.every=5"])
     experiment = load_experiment("demo", ["axes={}", "recovery=chain", "seeds=[0]"])
     assert len(list(experiment.trial_configs())) == 1

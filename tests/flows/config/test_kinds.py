@@ -100,13 +100,13 @@ def test_filters_of_gradients_and_of_pulls(config: Path) -> None:
         ),
         (
             "optimizer={kind: by_name, rules: {'*': {kind: adam, clip: {norm: 1}}}}",
-            "optimizer['*']: a gradient is clipped as a whole",
+            "optimizer['*']: clipping applies to the whole gradient",
         ),
-        ("filters={v: [{kind: lossless}]}", "filters['v']: there is no such array; there are:"),
-        ("filters={'*': [{kind: lossless}, {kind: lossless}]}", "Lossless is there twice"),
+        ("filters={v: [{kind: lossless}]}", "filters['v']: no such array; expected one of"),
+        ("filters={'*': [{kind: lossless}, {kind: lossless}]}", "Lossless is given twice"),
         (
             "pull_filters={'*': [{kind: kkt, strength: 1}]}",
-            "drops what it withholds of a gradient; weights need a filter that sends it later",
+            "discards withheld values; weights need a filter that sends them later",
         ),
         ("recovery={durability: {kind: chain, replicas: 0}}", "replicas: expected 1 or more whole"),
     ],
@@ -121,7 +121,7 @@ def test_an_objective_needs_one_rule_for_all_arrays(config: Path) -> None:
         "optimizer={kind: by_name, rules: {'*': {kind: adam}}}",
         "evaluation.objective={}",
     )
-    assert "evaluation.objective: an objective has the penalty of one rule" in told
+    assert "evaluation.objective: an objective needs one rule" in told
 
 
 def test_a_kind_of_dps_is_found_without_looking_up_packages(

@@ -160,16 +160,16 @@ def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
     ("sections", "problem"),
     [
         ({"evaluation": {"metric": "r2"}}, "r2 is for numbers; it needs data with task"),
-        ({"dataset": REGRESSION}, "softmax predicts no numbers; use mlp, torch, python"),
+        ({"dataset": REGRESSION}, "softmax cannot predict numbers; use mlp, torch, python"),
         ({"dataset": "digits", "evaluation": {"metric": "auc"}}, "the data have 10; use accuracy"),
         (
             {"evaluation": {"target": 60}},
-            "target.*expected at most 1, got 60: the score is a share",
+            "target.*expected at most 1, got 60: the default score is a share",
         ),
         ({"axes": {"evaluation.metric": ["auc", "accuracy"]}}, "trials with different scores"),
         (
             {"dataset": {"kind": "npz", "path": "cancer.npz", "standardise_target": True}},
-            "classes have no scale; leave it out",
+            "classes cannot be standardised; leave it out",
         ),
     ],
 )

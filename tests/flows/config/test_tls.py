@@ -53,7 +53,7 @@ def test_a_trial_has_tls_unless_it_is_switched_off(config: Path) -> None:
     ("setting", "told"),
     [
         ("tls: on", "expected off, temporary, or {ca_file"),
-        ("tls: {ca_file: /nowhere, cert: /nowhere}", "/nowhere: there is no such file"),
+        ("tls: {ca_file: /nowhere, cert: /nowhere}", "/nowhere: no such file"),
     ],
 )
 def test_what_cannot_work_is_refused(config: Path, setting: str, told: str) -> None:

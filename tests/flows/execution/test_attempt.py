@@ -52,8 +52,8 @@ def test_a_record_under_another_configuration_is_kept_and_taken_back(folder: Pat
     assert (folder / EVENTS_FILE).read_bytes() == before
     assert (folder.parent / EARLIER / f"{TRIAL.name}.{CHANGED.digest}" / EVENTS_FILE).exists()
     assert len(said) == 3
-    assert "under another configuration is kept in" in said[0]
-    assert "is back from" in said[2]
+    assert "the record of another configuration is kept in" in said[0]
+    assert "is restored from" in said[2]
 
 
 def test_records_of_one_digest_that_are_set_aside_twice_are_both_kept(folder: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_damaged_record_is_kept_and_its_trial_starts_again(folder: Path, line:
     kept = folder.parent / EARLIER / f"{TRIAL.name}.damaged"
     assert (kept / EVENTS_FILE).read_text() == "".join(lines)
     assert not folder.exists()
-    assert said[0].startswith(f"{TRIAL.name}: its record is kept in {kept}, for it is damaged: ")
+    assert said[0].startswith(f"{TRIAL.name}: its damaged record is kept in {kept}: ")
     assert f"line {line + 1} has no checksum" in said[0]
-    assert said[0].endswith("runs the trial again.")
+    assert said[0].endswith("reruns the trial.")
 
 
 def test_attempts_that_failed_are_kept_and_counted(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_attempts_that_failed_are_kept_and_counted(tmp_path: Path) -> None:
         assert [path.name for path in kept.iterdir()] == [EVENTS_FILE]
         assert (kept / EVENTS_FILE).read_bytes() == before
         assert not folder.exists()
-        assert said[-1].endswith(f"the record of the attempt before is kept in {kept}")
+        assert said[-1].endswith(f"the record of the previous attempt is kept in {kept}")
     assert prepare(CHANGED, folder, {}, said.append).circumstances == {"failed_attempts": 0}
 
 
@@ -156,7 +156,7 @@ def test_a_trial_that_must_not_resume_starts_again(tmp_path: Path) -> None:
     write_events(folder, toy_events("checkpoint", "kill")[:-1])
     assert prepare(SAVED, folder, {}, said.append, resume=False).path is None
     assert not folder.exists()
-    assert said == [f"{SAVED.name}: an earlier attempt was interrupted: it starts again"]
+    assert said == [f"{SAVED.name}: restarted, because an earlier attempt was interrupted"]
 
 
 def test_each_interrupted_record_is_kept_under_a_name_of_its_own(tmp_path: Path) -> None:

@@ -115,8 +115,10 @@ def test_whatever_becomes_of_a_trial_the_next_ones_run(tmp_path: Path) -> None:
     assert [status for status, _ in ends] == ["failed", "valid", "failed", "failed", "valid"]
     assert ends[0][1].startswith("AttributeError: 'NoneType' object has no attribute")
     assert "AttributeError" in (tmp_path / broken.name / "traceback.txt").read_text()
-    assert ends[2][1].startswith("it hung: not over 5.5 s after its start (0.5 s by time_limit, 5 ")
-    assert ends[3][1].startswith("its driver was lost: ended by SIGKILL, ")
+    assert ends[2][1].startswith(
+        "it hung: still running 5.5 s after its start (0.5 s for time_limit, 5 "
+    )
+    assert ends[3][1].startswith("its driver was lost: killed by SIGKILL; ")
     assert "dmesg" in ends[3][1]
 
 
@@ -174,7 +176,7 @@ def test_a_trial_on_virtual_time_has_one_core_and_a_limit_of_real_time(tmp_path:
     ends = run(tmp_path, [whole, endless], over=over)
     assert [status for status, _ in ends] == ["valid", "failed"]
     assert ends[1][1].startswith(
-        "it hung: not over 5.01 s after its start (0.01 s by cluster.patience, 5 s for"
+        "it hung: still running 5.01 s after its start (0.01 s for cluster.patience, 5 s for"
     )
 
 

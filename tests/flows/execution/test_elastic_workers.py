@@ -52,7 +52,7 @@ def test_without_a_first_number_there_is_a_server_for_each_replica(config: Path)
     [
         ({"servers": 2}, "expected one moment"),
         ({"at_updates": 5}, "expected what changes: servers, workers or both"),
-        ({"at_updates": 5, "servers": 3}, "2 shards with one replica each can be spread over 1"),
+        ({"at_updates": 5, "servers": 3}, "expected 1 to 2 for 2 shards with one replica each"),
         ({"at_updates": 100, "workers": 3}, "ends after 100 updates"),
     ],
 )

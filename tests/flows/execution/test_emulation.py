@@ -106,7 +106,7 @@ def test_workers_share_nodes() -> None:
             "straggling.factor: expected greater than or eq",
         ),
         ("training.straggling={factor: 2, workers: []}", "straggling.workers: "),
-        ("training.straggling={factor: 2, workers: [8]}", "there is no worker 8; expected 0 to 7"),
+        ("training.straggling={factor: 2, workers: [8]}", "no worker 8; expected 0 to 7"),
         ("training.partition=by_clas", "did you mean 'by_class'?"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_process_that_finds_nobody_leaves_the_trial_valid(tmp_path: Path) -> N
     assert done.outcome.status == "valid", done.outcome.reason
     skipped = done.record.of(FaultSkipped)
     assert skipped
-    assert {event.reason for event in skipped} == {"no such node was up"}
+    assert {event.reason for event in skipped} == {"no such node was running"}
     assert len(done.record.of(Killed)) == 1
     assert done.record.of(Paused)
 

@@ -130,7 +130,7 @@ def test_a_machine_that_cannot_submit_jobs_is_told_before_anything_runs(tmp_path
     (tmp_path / "jobs.yaml").write_text(yaml.safe_dump({**CONFIG, "cluster": cluster}))
     done = dps(tmp_path, "run", "jobs.yaml", PATH="")
     assert done.returncode == 2
-    assert "jobs of sge are submitted with qsub, which is not there" in done.stderr
+    assert "qsub, which submits jobs of sge, is not installed" in done.stderr
     assert not (tmp_path / "results").exists()
 
 

@@ -173,4 +173,4 @@ def test_a_trial_whose_fault_had_no_effect_is_invalid_and_without_workers_it_fai
     # One that has no worker left says so.
     (ended,) = record_of(folder, "seed-0").of(TrialEnded)
     assert ended.status == "failed"
-    assert "nobody was left to go on for worker-0, worker-1, worker-2" in ended.reason
+    assert "no worker replaced worker-0, worker-1, worker-2" in ended.reason

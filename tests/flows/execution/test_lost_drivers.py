@@ -42,7 +42,7 @@ CHECKPOINT = {"durability": {"kind": "checkpoint", "every": 10}}
 LAYERED = {"preset": "chain", "durability": {"below": {"every": 10}}}
 SECONDS = 120.0  # on a machine that is busy
 HOW = {
-    "driver": "its driver was lost: ended by SIGKILL, ",
+    "driver": "its driver was lost: killed by SIGKILL; ",
     "scheduler": "Dask's scheduler was lost: the connection to Dask's scheduler at tls://",
 }
 
@@ -168,12 +168,12 @@ def test_a_grid_ends_whole_though_drivers_or_schedulers_are_lost(
     assert 30 <= resumed.updates < UPDATES  # of a chain, no ack waits for what is below
     line = f"{goes_on}: {HOW[what]}"
     assert line in run.told
-    assert "; it goes on from its checkpoints\n" in run.told
+    assert "; it resumes from its checkpoints\n" in run.told
     assert f" resumed at update {resumed.updates}, from checkpoints in " in run.told
     assert read_record(kept).ended is None
 
     assert f"{starts_again}: {HOW[what]}" in run.told
-    assert "; it starts again\n" in run.told
+    assert "; it restarts\n" in run.told
     [failed] = run.kept()
     ended = read_record(failed).ended
     assert ended is not None
@@ -193,7 +193,7 @@ def test_what_is_lost_too_often_has_failed_and_the_next_run_tries_it_again(tmp_p
     assert ended is not None
     assert ended.status == "failed"
     assert ended.reason.startswith(HOW["driver"])
-    assert ended.reason.endswith("; it was lost 3 times in this run")
+    assert ended.reason.endswith("; 3 losses in this run")
     other = run.record("seed-1")
     assert other.failed_before == 0
     assert other.ended is not None
@@ -211,7 +211,7 @@ def test_without_resuming_a_trial_with_checkpoints_starts_again(tmp_path: Path) 
         run.strike(what, {"seed-0": 60})
     assert run.process.returncode == 0, run.told
     assert f"seed-0: {HOW[what]}" in run.told
-    assert "; it starts again\n" in run.told
+    assert "; it restarts\n" in run.told
     record = run.record("seed-0")
     assert record.failed_before == len(run.kept()) == 1
     assert not record.of(TrialResumed)
@@ -229,7 +229,7 @@ def test_a_trial_on_a_deployment_goes_on_as_well_when_its_driver_is_lost(tmp_pat
         assert run.process.returncode == 0, run.told
     record = run.record("seed-0")
     (resumed,) = record.of(TrialResumed)
-    assert "; it goes on from its checkpoints\n" in run.told
+    assert "; it resumes from its checkpoints\n" in run.told
     assert f" resumed at update {resumed.updates}, from checkpoints in " in run.told
     (audited,) = record.of(Audited)
     assert audited.version == sum(audited.applied.values()) == UPDATES

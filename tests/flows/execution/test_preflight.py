@@ -63,7 +63,7 @@ def test_where_a_trial_runs_is_part_of_it_only_if_that_is_not_this_machine() -> 
 def test_without_an_address_nothing_begins(tmp_path: Path) -> None:
     done = dps(tmp_path, None, "run", "there.yaml")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "give cluster.address" in done.stderr
+    assert "set cluster.address" in done.stderr
     assert not (tmp_path / "results").exists()
 
 
@@ -143,8 +143,8 @@ def test_a_deployment_over_tls_lets_nobody_in_without_its_certificate(
     plainly = over_tls.replace("tls://", "tcp://")
     other = files_of(temporary(), tmp_path / "other")
     for address, tls, told in (
-        (over_tls, "off", "asks for certificates, and none are given"),
-        (over_tls, other, "both sides need certificates of the same authority"),
+        (over_tls, "off", "needs certificates; name them"),
+        (over_tls, other, "both sides need certificates of one authority"),
         (plainly, "off", "With TLS it begins with tls://"),
     ):
         cluster = {"kind": "existing", "address": address, "tls": tls}
@@ -166,5 +166,5 @@ def test_a_fault_that_is_not_possible_there_is_refused_before_anything_runs(
     with deployed(tmp_path, workers(NODES), before=OWN_PIDS) as address:
         done = dps(tmp_path, address, "run", "there.yaml", faults=[PAUSE])
     assert done.returncode == 2
-    assert "'pause server-0 at 40 updates' is not possible there" in done.stderr
+    assert "cannot pause server-0 at 40 updates" in done.stderr
     assert not (tmp_path / "results").exists()

@@ -60,7 +60,7 @@ def test_a_store_that_only_mlflow_refuses_keeps_no_trial_from_running(
     assert done.report.exists()
     assert not done.tracked
     assert told.count("cannot be used") == 1
-    assert "The trials continue; runs are written to it at the end." in told
+    assert "The trials continue; their runs are written at the end." in told
     assert "dps sync demo" in told
 
 

@@ -59,7 +59,7 @@ def test_whom_a_fault_hit_is_kept() -> None:
         Killed(3.0, 2, "server-0-b", 9, 5, True),
         Killed(4.0, 3, "worker-0", 10, 5, True),
         Killed(4.0, 3, "worker-1", 11, 5, True),
-        FaultMissed(5.0, 4, "a random worker node", "there was no such node then"),
+        FaultMissed(5.0, 4, "a random worker node", "no such node existed then"),
         Disturbed(6.0, 5, "slow", "server-1", 5, "stopped half of the time", True),
     ]
     assert as_it_was(plan, Record(tuple(events))) == (

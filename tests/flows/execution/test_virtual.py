@@ -124,7 +124,7 @@ def config(**changes: Any) -> TrialConfig:
 def refusal(strategy: str, fault: str) -> str | None:
     """Why a strategy cannot be tried under a fault; None where it can be."""
     if "store" in fault and strategy not in HAVE_A_STORE:
-        return "there is no node 'store-0'"
+        return "no node 'store-0'"
     if fault == "corrupt" and strategy not in WRITE_CHECKPOINTS:
         return "no checkpoints are written"
     return None

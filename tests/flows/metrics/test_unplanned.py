@@ -55,7 +55,7 @@ def test_a_process_that_ended_by_itself_is_no_busy_machine() -> None:
     crashed = Detected(30.0, 0, 1, "server-0", True, "scheduler")
     done = outcome(record(crashed), PRICES)
     assert done.status == "failed"
-    assert "its process ended by itself" in done.reason
+    assert "its process ended without a planned fault" in done.reason
 
 
 @pytest.mark.parametrize(

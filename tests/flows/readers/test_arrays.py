@@ -78,7 +78,7 @@ def test_svmlight_is_read_plain_or_packed_with_indices_from_0_or_1(tmp_path: Pat
         ("1 1:2\n1 2:x\n", "line 2: '1 2:x', expected a number and then pairs such as 7:0.5"),
         ("1 1:2\n\n1 2:1 1:1\n", "line 3: '1 2:1 1:1', expected .* whose indices increase"),
         ("1 1:2\n1 1:inf\n", "line 2: '1 1:inf', expected .*: a number is not finite"),
-        ("", "has no examples with a feature"),
+        ("", "expected at least one example with a feature"),
         ("1 1:2\n\udcff\n", r"line 2: '.+xff', expected a number"),
     ],
 )

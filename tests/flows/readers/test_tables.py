@@ -54,15 +54,15 @@ def test_features_are_in_the_order_in_which_they_are_named(tmp_path: Path) -> No
     ("text", "problem"),
     [
         ("", "a.csv cannot be read: No columns to parse from file"),
-        ("a,b\n1,2\n", "a.csv: there is no column 'y'; there are: 'a', 'b'"),
-        ("a,a,y\n1,2,3\n", "more than one column is named 'a'"),
-        ("a ,a, y\n1,2,3\n", "more than one column is named 'a'"),
+        ("a,b\n1,2\n", "a.csv: no column 'y'; there are: 'a', 'b'"),
+        ("a,a,y\n1,2,3\n", "several columns are named 'a'"),
+        ("a ,a, y\n1,2,3\n", "several columns are named 'a'"),
         ("a,y\n", "has no rows"),
         ("a,y\n1,2\n1,2,3\n", "Expected 2 fields in line 3, saw 3"),
-        ("a,y\n1,2,3\n1,2,3\n", "rows have more cells than line 1 has names (2)"),
+        ("a,y\n1,2,3\n1,2,3\n", "rows have more cells than the 2 names in line 1"),
         (
             "a,y\n1,2\n,2\n",
-            "line 3: column 'a' is missing, expected a number; correct such rows, or leave",
+            "line 3: column 'a' is missing, expected a number; correct or remove such rows",
         ),
         ("a,y\ninf,2\n", "line 2: column 'a' is 'inf'"),
         ('a,y\n"1,5",0\n"2,5",1\n', "line 2: column 'a' is '1,5', expected a number"),
@@ -130,7 +130,7 @@ def test_rows_with_missing_cells_are_dropped_or_kept_to_be_filled(tmp_path: Path
     path = written(tmp_path, "a,b,y\n1,2,0\n,3,1\n5,NA,1\n7,8,0\n")
     dropped = examples(path, missing="drop")
     assert dropped.x.tolist() == [[1, 2], [7, 8]]
-    assert dropped.note == "2 rows with missing cells left out"
+    assert dropped.note == "2 rows with missing cells skipped"
     np.testing.assert_array_equal(
         examples(path, missing="mean").x, [[1, 2], [np.nan, 3], [5, np.nan], [7, 8]]
     )
@@ -145,7 +145,7 @@ def test_categories_and_dates_become_numbers(tmp_path: Path) -> None:
     found = examples(written(tmp_path, text), one_hot=("plan",), dates=("since",))
     assert found.x.tolist() == [[0, 1, 2], [1, 0, 1.5], [0, 1, 365]]
     for keys, problem in (
-        ({"one_hot": ("nope",), "dates": ("since",)}, "there is no column 'nope'"),
+        ({"one_hot": ("nope",), "dates": ("since",)}, "no column 'nope'"),
         ({"dates": ("plan", "since")}, "line 2: column 'plan' is 'red', expected a date"),
     ):
         with pytest.raises(ConfigurationError, match=problem):

@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
     "seeds": [0, 1],
 }
 STRUCK, OTHER = "seed-0", "seed-1"
-DAMAGED = f"{STRUCK} is left out, its record is damaged: "
+DAMAGED = f"{STRUCK} is skipped, because its record is damaged: "
 
 
 def run(here: Path) -> str:
@@ -109,7 +109,7 @@ def test_a_damaged_record_is_set_aside_and_its_trial_runs_again(here: Path) -> N
     other = record(here, OTHER).read_bytes()
     said = run(here)
     kept = here / "results" / "small" / EARLIER / f"{STRUCK}.damaged"
-    assert "for it is damaged" in said
+    assert "its damaged record is kept" in said
     assert (kept / EVENTS_FILE).read_bytes() == struck
     assert read_trial(record(here)).ended is not None
     assert record(here, OTHER).read_bytes() == other

@@ -138,7 +138,7 @@ def test_a_record_that_does_not_begin_as_that_of_a_trial_is_damaged(tmp_path: Pa
     with EventWriter(path) as write:
         write(TrialEnded(1.0, "valid", ""))
         write(TrialEnded(2.0, "valid", ""))
-    with pytest.raises(RecordDamaged, match="line 1 is not the start of a trial, but TrialEnded"):
+    with pytest.raises(RecordDamaged, match="line 1 is TrialEnded, expected the start of a trial"):
         read_trial(path)
 
 

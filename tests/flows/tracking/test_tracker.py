@@ -245,7 +245,7 @@ def test_stores_that_cannot_be_used_are_named_with_what_to_do(tmp_path: Path) ->
         Tracker("demo", tmp_path)
     (here := tmp_path / "damaged" / "mlruns").mkdir(parents=True)
     (here / "mlflow.db").write_text("no database at all, but long enough " * 50)
-    with pytest.raises(StoreUnavailable, match=r"file is not a database\. .*move the file away"):
+    with pytest.raises(StoreUnavailable, match=r"file is not a database\. .*move it away"):
         Tracker("demo", here.parent)
     for uri in ("http://127.0.0.1:9", "pigeon://loft"):
         with pytest.raises(StoreUnavailable, match=uri):

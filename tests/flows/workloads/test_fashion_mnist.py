@@ -115,7 +115,7 @@ IMAGES_FILE, LABELS_FILE = small_files()[TRAIN_IMAGES], small_files()[TRAIN_LABE
     ("name", "data", "message"),
     [
         (TRAIN_IMAGES, b"", "begins with ''; expected an idx file"),
-        (TRAIN_IMAGES, IMAGES_FILE[:-1], "15679 .*If it is damaged, get it again"),
+        (TRAIN_IMAGES, IMAGES_FILE[:-1], "15679 .*If it is damaged, download it again"),
         (TRAIN_LABELS, IMAGES_FILE, "begins with '00 00 08 03'"),
         (TRAIN_IMAGES, idx(np.zeros((20, 8, 8))), r"is \[20, 8, 8\], expected \[20, 28, 28\]"),
         (
@@ -213,5 +213,5 @@ def test_an_interrupted_download_leaves_whole_files_only_and_continues(
 def test_without_any_source_the_error_says_what_to_do(cache: Path) -> None:
     with pytest.raises(ConfigurationError) as raised:
         FashionMnist().load()
-    for text in ("apt install dataset-fashion-mnist", "name a folder", *FILES, module.HOST):
+    for text in ("apt install dataset-fashion-mnist", "set dataset.folder", *FILES, module.HOST):
         assert text in str(raised.value)

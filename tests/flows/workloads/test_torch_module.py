@@ -112,10 +112,10 @@ def test_dropout_is_off_when_it_is_scored() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"module": f"{MODULES}:normalised"}, "1 keeps running statistics"),
+        ({"module": f"{MODULES}:normalised"}, "1 has running statistics"),
         ({"module": f"{MODULES}:no_module"}, "made str, expected an nn.Module"),
         ({"module": f"{MODULES}:nothing"}, "cannot be imported: AttributeError: .*nothing"),
-        ({"module": "factory"}, "names nothing, expected 'module:name'"),
+        ({"module": "factory"}, "is incomplete, expected 'module:name'"),
         ({"module": f"{MODULES}:small", "loss": "torch:no_loss"}, "no_loss"),
     ],
 )
