@@ -3,7 +3,7 @@
 - Written: the data of the durability above, and checkpoints, for which no ack waits. - Restored:
 from above or, if every copy above is lost, from the newest complete checkpoint. The
   coordinator decides which: a server cannot know which other process has the state.
-- Promised: what the durability above promises. If all its copies are lost, acked updates since the
+- Promised: the promise of the durability above. If all its copies are lost, acked updates since the
   newest complete checkpoint are lost.
 """
 

@@ -25,7 +25,7 @@ class Gradient(Checked):
 
     seconds: NotNegative = 0.0  # the median
     spread: NotNegative = 0.0  # the standard deviation of the logarithm; 0: all take the same time
-    straggling: Probability = 0.0  # of gradients that take `factor` times as long
+    straggling: Probability = 0.0  # of gradients that take `factor` times the time
     factor: Multiple = 1.0
 
     def draw(self, random: Random) -> Iterator[float]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dps.cluster.backends.assignment import NodeAssignment
 
-# What a fault does to the process of a node, besides disturbing its messages.
+# Acts of a fault on the process of a node; disturbed messages are not among them.
 Act = Literal["kill", "requeue", "host", "pause", "limit"]
 
 ANSWER_SECONDS = 15.0

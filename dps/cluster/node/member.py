@@ -132,7 +132,7 @@ class Leave:
         for group in groups:
             self._report(group, "left")
         # Dask moves the results of finished tasks to other nodes before that.
-        await self._worker.close_gracefully(reason="dps-told-to-leave")
+        await self._worker.close_gracefully(reason="dps-node-leaving")
 
 
 def leave_of(dask_worker: distributed.Worker) -> Leave:

@@ -105,7 +105,7 @@ async def save_all(router: Router, limit: float) -> tuple[int, ...]:
     """Write a checkpoint of every shard; return the version that each contains at least.
 
     Raises `StoreUnavailable` if one cannot be written, `ShardUnavailable` if a shard is not served
-    for `limit` seconds, and `DeadlineExceeded` if the coordinator does not answer for as long.
+    for `limit` seconds, and `DeadlineExceeded` if the coordinator does not answer within that time.
     """
     until = asyncio.get_running_loop().time() + limit
     timings = router.group.timings
