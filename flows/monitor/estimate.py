@@ -18,6 +18,7 @@ from flows.records.record import Record
 
 Key = tuple[tuple[str, str], ...]
 
+HERE = ("local", "virtual")  # kinds of clusters on this machine
 START_SECONDS = 1.5
 NODE_SECONDS = 0.15
 GRADIENT_SECONDS = 0.005  # a small model, and a push and a pull of it
@@ -49,7 +50,7 @@ class Durations:
         seen = self._seen.get(_key(trial.labels))
         if seen:
             return mean(seen)
-        busy = slowdown() if trial.config.cluster.shares_cores else 1.0
+        busy = slowdown() if trial.config.cluster.kind in HERE else 1.0
         return guess(trial.config) * (median(self._off) if self._off else busy)
 
     def total(self, trials: Iterable[Trial], parallel: int) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dps.protocol.executor import available_cores
+from flows.config.experiment import load_experiment
+from flows.config.trials import expand
 from flows.monitor.estimate import Durations, guess
 from tests.support.synthetic import demo_trials
 
@@ -35,6 +37,8 @@ def test_a_busy_machine_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     for load, times in ((0.0, 1.0), (3.0 * available_cores() - 1, 3.0)):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert durations.of(TRIALS[0]) == pytest.approx(times * guessed)
+    virtual = expand(load_experiment("demo", ["cluster.kind=virtual"]))[0]
+    assert durations.of(virtual) == pytest.approx(3 * guess(virtual.config))
 
 
 def test_trials_at_once_take_as_long_as_the_longest_at_least() -> None:
