@@ -239,8 +239,10 @@ def test_a_process_starts_also_where_the_monitor_does_not_answer(
 
     # Of one that is about to end, another is asked at once; then it is tried again later.
     answers = iter([b"", b"", b'["a monitor", 7]\n'])
+    connections: list[object] = []  # Python 3.13 closes a connection that nothing refers to
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
         await reader.readline()
         answer = next(answers)
         writer.write(answer)
