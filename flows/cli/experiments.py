@@ -128,16 +128,16 @@ def _show_grid(
     """Show the trials and what they need; return which are recorded, the time, and warnings."""
     from flows.execution import plan
     from flows.execution.preflight import at_once_by_default, recorded_in
-    from flows.monitor.estimate import Durations, trials_told
+    from flows.monitor.estimate import Durations, trials_text
 
     folder, durations = Path.cwd() / RESULTS / experiment.experiment, Durations()
     recorded = {name for name, _ in recorded_in(folder, trials, durations, plan.BULK)}
     to_run = [trial for trial in trials if trial.name not in recorded]
     console().print(plan.plan_table(trials, recorded))
     needed = plan.nodes_needed(trials)
-    print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {needed}")
+    print(f"\n{trials_text(len(trials))}, {len(to_run)} to run. {needed}")
     print(plan.time_needed(to_run, durations))
-    told = (*plan.queue_needs(to_run, durations), *plan.data_told(trials), *models)
+    told = (*plan.queue_needs(to_run, durations), *plan.data_lines(trials), *models)
     for line in (*told, *plan.fault_plans(trials)):
         print(line)
     warnings = plan.warnings(trials)

@@ -57,7 +57,7 @@ def sync(
 
 
 def upload(
-    names: Sequence[str], here: Path, store: str | None, say: Callable[[str], None]
+    names: Sequence[str], here: Path, store: str | None, notify: Callable[[str], None]
 ) -> list[str]:
     """Write recorded experiments to a store; return the names of those that are in it.
 
@@ -80,7 +80,7 @@ def upload(
     done: list[str] = []
     for name in names or recorded_experiments(here):
         try:
-            missing = _upload_one(experiment_folder(name, here), here, store, say)
+            missing = _upload_one(experiment_folder(name, here), here, store, notify)
         except ConfigurationError as error:
             if names:
                 raise
@@ -97,11 +97,11 @@ def upload(
 
 
 def _upload_one(
-    folder: Path, here: Path, store: str | None, say: Callable[[str], None]
+    folder: Path, here: Path, store: str | None, notify: Callable[[str], None]
 ) -> tuple[str, ...] | None:
     """Write one experiment; return what the store refused, None if nothing can be written."""
     from flows.metrics.prices import load_prices
-    from flows.monitor.estimate import trials_told
+    from flows.monitor.estimate import trials_text
     from flows.records.owner import exclusive
     from flows.records.record import trial_names
     from flows.report.html import write_report
@@ -115,14 +115,14 @@ def _upload_one(
             warn(text)
         whole = [each for each in recorded if each.record.started and each.record.ended]
         if not whole:
-            say(f"{folder.name}: no trial is finished")
+            notify(f"{folder.name}: no trial is finished")
             return None
         missing = set(trial_names(folder)) - {e.outcome.identity.trial for e in whole}
         if not missing:
             write_report(folder, folder / REPORT, prices, recorded=recorded, left_out=damaged)
         delivered = deliver(folder, here, store, whole, not missing, warn)
         there = len(whole) - len(set(delivered.refused) - {"the report"})
-        say(f"{folder.name}: {trials_told(delivered.written)} written, {there} in the store")
+        notify(f"{folder.name}: {trials_text(delivered.written)} written, {there} in the store")
         if missing:
-            say(f"{folder.name}: {trials_told(len(missing))} missing, so no report is written")
+            notify(f"{folder.name}: {trials_text(len(missing))} missing, so no report is written")
         return delivered.refused

@@ -45,7 +45,7 @@ PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "sa
 # command again by which all was started, and typer with that.
 PRELOAD = ("dps.cluster.driver.parameter_server", "flows.execution.training", "typer")
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def prepare(
     trial: Trial,
     folder: Path,
     circumstances: Mapping[str, int],
-    say: Say,
+    notify: Notify,
     *,
     resume: bool = True,
     lost: str = "",
@@ -95,22 +95,22 @@ def prepare(
         Why the last attempt is lost, if it was one of this run. If it cannot be resumed, it has
         failed for this reason: its record is kept and counted.
     """
-    path = resumable(trial, folder, say) if resume else None
+    path = resumable(trial, folder, notify) if resume else None
     if path is not None:
         if lost:
             # From which update is logged when it does: nodes may write checkpoints yet.
-            say(f"{trial.name}: {lost}; it resumes from its checkpoints")
+            notify(f"{trial.name}: {lost}; it resumes from its checkpoints")
         keep_interrupted(folder)
     else:
         if lost:
-            say(f"{trial.name}: {lost}; it restarts")
+            notify(f"{trial.name}: {lost}; it restarts")
             end_unfinished(Attempt(trial, folder, None, circumstances), lost)
-        _start_again(trial, folder, say, resume)
+        _start_again(trial, folder, notify, resume)
     failed = {FAILED_ATTEMPTS: len(_kept(trial, folder, "failed"))}
     return Attempt(trial, folder, path, {**circumstances, **failed})
 
 
-def resumable(trial: Trial, folder: Path, say: Say) -> str | None:
+def resumable(trial: Trial, folder: Path, notify: Notify) -> str | None:
     """Return the checkpoints from which an unfinished trial can continue; None: it starts again.
 
     A trial that failed has ended: from its last checkpoint it would have another time limit, and
@@ -128,7 +128,7 @@ def resumable(trial: Trial, folder: Path, say: Say) -> str | None:
     except StoreUnavailable:
         return None
     except (CheckpointCorrupt, ConfigurationError) as error:
-        say(f"{trial.name}: {error}")
+        notify(f"{trial.name}: {error}")
         return None
     return path if same and saved.updates else None
 
@@ -147,7 +147,7 @@ def keep_interrupted(folder: Path) -> None:
         (folder / EVENTS_FILE).rename(kept)
 
 
-def _start_again(trial: Trial, folder: Path, say: Say, resume: bool) -> None:
+def _start_again(trial: Trial, folder: Path, notify: Notify, resume: bool) -> None:
     """Empty the folder of a trial for an attempt from its start, and keep one that is over."""
     try:
         record = recorded(folder)
@@ -164,15 +164,15 @@ def _start_again(trial: Trial, folder: Path, say: Say, resume: bool) -> None:
         kept.parent.mkdir(exist_ok=True)
         folder.rename(kept)
         shutil.rmtree(kept / CHECKPOINTS, ignore_errors=True)  # they may be large
-        say(f"{trial.name}: rerun; the record of the previous attempt is kept in {kept}")
+        notify(f"{trial.name}: rerun; the record of the previous attempt is kept in {kept}")
     elif (folder / EVENTS_FILE).exists():
         why = "left no checkpoint" if resume else "was interrupted"
-        say(f"{trial.name}: restarted, because an earlier attempt {why}")
+        notify(f"{trial.name}: restarted, because an earlier attempt {why}")
     # Leftovers of an interrupted attempt, including checkpoints, must not reach this one.
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def set_aside(trial: Trial, folder: Path, say: Say) -> bool:
+def set_aside(trial: Trial, folder: Path, notify: Notify) -> bool:
     """Move a record of this name that is damaged or of another configuration to another folder.
 
     Returns whether the folder has a record of this very trial.
@@ -189,19 +189,19 @@ def set_aside(trial: Trial, folder: Path, say: Say) -> bool:
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
     if damage is None:
-        say(f"{trial.name}: the record of another configuration is kept in {kept}")
+        notify(f"{trial.name}: the record of another configuration is kept in {kept}")
     else:
-        say(f"{trial.name}: its damaged record is kept in {kept}: {damage}")
+        notify(f"{trial.name}: its damaged record is kept in {kept}: {damage}")
     return False
 
 
-def take_back(trial: Trial, folder: Path, say: Say) -> None:
+def take_back(trial: Trial, folder: Path, notify: Notify) -> None:
     """Restore the record of this configuration, if one was set aside."""
     kept = _earlier(folder, trial.digest)
-    if kept.is_dir() and not set_aside(trial, folder, say):
+    if kept.is_dir() and not set_aside(trial, folder, notify):
         shutil.rmtree(folder, ignore_errors=True)  # nothing that was recorded is in it
         kept.rename(folder)
-        say(f"{trial.name}: the record of this configuration is restored from {kept.parent}")
+        notify(f"{trial.name}: the record of this configuration is restored from {kept.parent}")
 
 
 def recorded(folder: Path) -> Record:

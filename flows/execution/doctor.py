@@ -99,7 +99,7 @@ def examine(here: Path, store: str | None) -> Iterator[Finding]:
 
 
 def examine_cluster(
-    trials: Sequence[Trial], here: Path, seconds: float, say: Callable[[str], None]
+    trials: Sequence[Trial], here: Path, seconds: float, notify: Callable[[str], None]
 ) -> Iterator[Finding]:
     """Start three nodes like those of a trial (server, replica, worker) and check them.
 
@@ -111,7 +111,7 @@ def examine_cluster(
         The working directory; its `results` folder holds checkpoints without a configured path.
     seconds
         Time within which nodes must have started.
-    say
+    notify
         Called with a message while the check waits.
 
     Raises
@@ -131,7 +131,7 @@ def examine_cluster(
     try:
         if isinstance(section, QueueSection):
             section.check(NODES)
-        cluster = section.open(NODES, PRELOAD, say)
+        cluster = section.open(NODES, PRELOAD, notify)
     except (CapacityError, ConfigurationError) as error:
         advice = ". `dps plan CONFIG --job-script` shows the jobs that are submitted"
         advice *= isinstance(section, QueueSection)

@@ -193,7 +193,7 @@ class _Driver:
             while self.connection.poll():
                 match self.connection.recv():
                     case LogLine(line):
-                        view.told(attempt.trial, line)
+                        view.show_line(attempt.trial, line)
                     case Progress(updates, state):
                         view.moved(attempt.trial, updates, state)
                     case Finished(failure):
@@ -342,7 +342,7 @@ def _run_attempts(connection: Connection) -> NoReturn:
                 follower,
                 attempt.path,
                 attempt.circumstances,
-                follower.told,
+                follower.show_line,
                 lost=lambda how: send(SchedulerIsLost(how)),
             )
         except StoreUnavailable as error:

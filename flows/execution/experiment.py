@@ -134,7 +134,7 @@ def run_experiment(
     with exclusive(folder):
         with view:
             for trial in trials:
-                take_back(trial, folder / trial.name, view.say)
+                take_back(trial, folder / trial.name, view.notify)
             durations = Durations()
             prices, known = load_prices(), dict[str, Finished]()
             for name, record in recorded_in(folder, trials, durations):
@@ -145,13 +145,13 @@ def run_experiment(
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
             check_datasets(trials)
             runner.start([trial for trial in in_order if trial.name not in known])
-            books = _Books(folder, here, store, view.say)
+            books = _Books(folder, here, store, view.notify)
             # Files of the experiment are written after all checks have passed. Records of other
             # configurations are moved aside first, so that they never appear among the new ones,
             # even after an interruption.
             for trial in trials:
                 if trial.name not in known:
-                    set_aside(trial, folder / trial.name, view.say)
+                    set_aside(trial, folder / trial.name, view.notify)
             names = (trial.name for trial in in_order)
             labels = {axis: list(values) for axis, values in experiment.axes.items()}
             write_grid(folder, names, experiment.order_seed, labels, command)
@@ -173,12 +173,12 @@ def run_experiment(
                 ended[attempt.trial.name] = done
         ran = books.close([ended[trial.name] for trial in trials], prices)
         if not ran.tracked:
-            view.say(
+            view.notify(
                 "the tracking store lacks some trials; when it is available again, run dps sync "
                 f"{experiment.experiment}"
             )
         if ran.refused:
-            view.say(
+            view.notify(
                 f"the tracking store has refused {', '.join(ran.refused)}; remove the cause above, "
                 f"such as a limit of file sizes, then run dps sync {experiment.experiment}"
             )
@@ -193,11 +193,11 @@ class _Books:
     """
 
     def __init__(
-        self, folder: Path, here: Path, store: str | None, say: Callable[[str], None]
+        self, folder: Path, here: Path, store: str | None, notify: Callable[[str], None]
     ) -> None:
         self._folder = folder
         self._place = here, store
-        self._say = say
+        self._notify = notify
         # None after its first failure: the trials continue, and everything is written at the end.
         self._tracker: Tracker | Future[Tracker] | None
         if store is None:
@@ -231,7 +231,7 @@ class _Books:
             pass  # until the end, where it is reported
         except DpsError as error:
             self._tracker = None
-            self._say(f"{error} The trials continue; their runs are written at the end.")
+            self._notify(f"{error} The trials continue; their runs are written at the end.")
 
     def close(self, found: Sequence[Finished], prices: Prices) -> Ran:
         """Write the report, and upload what the tracking store is missing."""
@@ -241,10 +241,10 @@ class _Books:
         delivered: Delivered | None = None
         try:
             self._opened()
-            delivered = deliver(self._folder, *self._place, done, True, self._say)
+            delivered = deliver(self._folder, *self._place, done, True, self._notify)
         except DpsError as error:
             if self._tracker is not None:
-                self._say(str(error))
+                self._notify(str(error))
         refused = delivered.refused if delivered else ()
         return Ran(tuple(done), report, delivered is not None, refused)
 
@@ -269,7 +269,7 @@ def _attempts(
                 "parallel": parallel if trial.config.cluster.shares_cores else 1,
                 **claimed,
             }
-            yield prepare(trial, folder / trial.name, circumstances, view.say, resume=resume)
+            yield prepare(trial, folder / trial.name, circumstances, view.notify, resume=resume)
 
 
 def _again(view: PlainView, resume: bool) -> Again:
@@ -283,6 +283,6 @@ def _again(view: PlainView, resume: bool) -> Again:
             end_unfinished(lost, f"{reason}; {times} losses in this run")
             return None
         kept = lost.circumstances
-        return prepare(trial, lost.folder, kept, view.say, resume=resume, lost=reason)
+        return prepare(trial, lost.folder, kept, view.notify, resume=resume, lost=reason)
 
     return again

@@ -30,7 +30,7 @@ from flows.execution.attempt import nodes
 from flows.execution.preflight import at_once_by_default
 from flows.metrics.outcome import Outcome
 from flows.metrics.prices import Prices
-from flows.monitor.estimate import Durations, about, trials_told
+from flows.monitor.estimate import Durations, about, trials_text
 from flows.quoting import first_few, listed, quoted
 from flows.records.record import event_files
 from flows.statistics.finished import RESULTS, Finished, experiment_folder, read_whole
@@ -51,7 +51,7 @@ def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
     """Return how long trials will take, and the basis of the estimate."""
     if not trials:
         return "Nothing is left to run."
-    learnt = f"going by {trials_told(durations.known, 'recorded ')}"
+    learnt = f"going by {trials_text(durations.known, 'recorded ')}"
     basis = learnt if durations.known else "guessed from the settings and the load of this machine"
     seconds = durations.total(trials, at_once_by_default(trials))
     return f"Running time: about {about(seconds)}, {basis}."
@@ -98,7 +98,7 @@ def queue_needs(trials: Sequence[Trial], durations: Durations) -> list[str]:
     return [f"Queue: {jobs:,} jobs, about {core_seconds / 3600:,.1f} core-hours."] if jobs else []
 
 
-def data_told(trials: Sequence[Trial]) -> list[str]:
+def data_lines(trials: Sequence[Trial]) -> list[str]:
     """Return summaries of the user's own data sets."""
     datasets = (trial.config.dataset for trial in trials)
     own = [summary(data.whole) for data in datasets if isinstance(data, OwnDataSection)]

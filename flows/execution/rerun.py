@@ -52,8 +52,8 @@ class Rerun:
         trial, folder, prices = self.trial, self.folder, load_prices()
         view.begin(trial.experiment, [trial], [])
         view.started(trial)
-        say = partial(view.told, trial)
-        run_trial(trial, folder, Follower(say, partial(view.moved, trial)), say=say, plan=self.plan)
+        show, moved = partial(view.show_line, trial), partial(view.moved, trial)
+        run_trial(trial, folder, Follower(show, moved), notify=show, plan=self.plan)
         before = finished(self.events_file, self.record, prices).outcome
         after = finished(folder / EVENTS_FILE, read_trial(folder / EVENTS_FILE), prices).outcome
         view.ended(trial, after)

@@ -66,7 +66,7 @@ LOOK_SECONDS = 0.25
 # A fault is recorded once it is proven; until then, the loss of its victim looks unplanned.
 PROOF_SECONDS = 3.0
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 def run_trial(
@@ -75,9 +75,9 @@ def run_trial(
     sink: Sink,
     path: str | None = None,
     circumstances: Mapping[str, int] | None = None,
-    say: Say = lambda _: None,
+    notify: Notify = lambda _: None,
     plan: FaultPlan | None = None,
-    lost: Say | None = None,
+    lost: Notify | None = None,
 ) -> None:
     """Run one trial and record it in `folder`.
 
@@ -94,7 +94,7 @@ def run_trial(
     circumstances
         Conditions of the run that its figures do not depend on: see
         `flows.execution.attempt.Attempt`.
-    say
+    notify
         Called with lines for the user, such as the address of Dask's dashboard.
     plan
         The faults, if not those that follow from the configuration: see `flows.execution.rerun`.
@@ -125,7 +125,7 @@ def run_trial(
         record(TrialStarted(now, trial.name, kept, versions(trial.config)))
         record.measure_load()
         try:
-            failure = _train(trial, folder, record, path, say, plan, lost)
+            failure = _train(trial, folder, record, path, notify, plan, lost)
         except SchedulerLost as error:
             if lost is not None and write.failure is None:
                 lost(str(error))
@@ -223,22 +223,22 @@ def _train(
     folder: Path,
     record: _Recorder,
     path: str | None,
-    say: Say,
+    notify: Notify,
     plan: FaultPlan | None,
-    lost: Say | None,
+    lost: Notify | None,
 ) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config = trial.config
-    with config.cluster.open(nodes(config), preload_of(config), say, config.seed) as cluster:
+    with config.cluster.open(nodes(config), preload_of(config), notify, config.seed) as cluster:
         client, platform = cluster.client, platform_of(cluster.client)
         record.clock = clock = platform.clock
         if cluster.dashboard is not None:
             record(DashboardServed(clock.now(), cluster.dashboard))
-            say(masked(f"Dask dashboard: {cluster.dashboard}"))
+            notify(masked(f"Dask dashboard: {cluster.dashboard}"))
         for note in cluster.notes:
-            say(masked(f"warning: {note}"))
+            notify(masked(f"warning: {note}"))
         watched = _watched(client, lost if config.cluster.starts_scheduler else None)
-        with watched as is_up, _Replacing(cluster, say) as replacing, ExitStack() as closing:
+        with watched as is_up, _Replacing(cluster, notify) as replacing, ExitStack() as closing:
             record.listeners.append(replacing.note)
             ps = _server(trial, cluster, folder, record, path)
             closing.callback(ps.close, checkpoint=False)  # what it writes is counted
@@ -273,7 +273,7 @@ def _train(
 
 
 @contextmanager
-def _watched(client: Client, lost: Say | None) -> Iterator[Callable[[ParameterServer], None]]:
+def _watched(client: Client, lost: Notify | None) -> Iterator[Callable[[ParameterServer], None]]:
     """Watch the scheduler if `lost` is given; its loss raises `SchedulerLost`, not other errors.
 
     Yields a function to call with the parameter server when that is up.
@@ -377,9 +377,9 @@ class _Replacing:
     struck it: then the fault plan decides whether it is replaced.
     """
 
-    def __init__(self, cluster: Cluster, say: Say) -> None:
+    def __init__(self, cluster: Cluster, notify: Notify) -> None:
         self._cluster = cluster
-        self._say = say
+        self._notify = notify
         self._platform = platform_of(cluster.client)
         self._leaving: deque[str] = deque()
         self._news = self._platform.flag()
@@ -435,4 +435,4 @@ class _Replacing:
         try:
             self._cluster.start(replace(self._cluster.spec(node), name=name))
         except DpsError as error:
-            self._say(f"warning: {node} cannot be replaced: {error}")
+            self._notify(f"warning: {node} cannot be replaced: {error}")

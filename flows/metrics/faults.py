@@ -340,11 +340,10 @@ def first_unplanned(record: Record) -> tuple[Literal["failed", "invalid"], str] 
     first = min(unplanned, key=_TIME, default=None)
     if first is None:
         return None
-    since = f"{first.t - began:.1f} s after the start though no fault had struck it"
+    since = f"{first.t - began:.1f} s after the start, without a planned fault"
     if first.ended:
-        why = "its process ended without a planned fault"
-        return "failed", f"{first.node} was lost {since}: {why}"
-    return "invalid", f"{first.node} was given up {since}: the machine was too busy"
+        return "failed", f"{first.node} was lost {since}: its process ended"
+    return "invalid", f"{first.node} was evicted {since}: the machine was too busy"
 
 
 def evaluator_lost(record: Record) -> bool:

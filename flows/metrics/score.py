@@ -69,7 +69,7 @@ class Score:
         """Return a value as it follows the name."""
         return f"{value:.1%}" if self.share else f"{value:.4g}"
 
-    def said(self, text: str) -> str:
+    def reworded(self, text: str) -> str:
         """Return a text of dps with "accuracy" replaced by the name of this score."""
         return text if self.key == "accuracy" else _WORD.sub(self._in_place_of, text)
 
@@ -81,7 +81,7 @@ class Score:
         """Return a metric with the name of this score and, if it is a value of it, its unit."""
         if self.key == "accuracy":
             return metric
-        label, text = self.said(metric.label), self.said(metric.text)
+        label, text = self.reworded(metric.label), self.reworded(metric.text)
         found = replace(metric, label=label, text=text)
         if not metric.of_score:
             return found
@@ -89,7 +89,7 @@ class Score:
         return replace(found, better=better, unit=metric.unit if self.share else "")
 
     @property
-    def told(self) -> str:
+    def note(self) -> str:
         """Its definition, in a sentence or two; empty for accuracy, which needs none."""
         if self.key == "accuracy":
             return ""

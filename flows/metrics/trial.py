@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _NO_FAULT = FaultTimes("", "", 0, 0.0)
 
 
-def labels_told(labels: Mapping[str, str]) -> str:
+def labels_text(labels: Mapping[str, str]) -> str:
     """Return labels as they are shown beside one another; a number with the name of its axis."""
     return " · ".join(
         f"{axis.rpartition('.')[2]} {label}" if _NUMBER.fullmatch(label) else label
@@ -74,7 +74,7 @@ class Identity:
     def condition(self) -> str:
         """The labels on the other axes, such as "kill" or "no fault"; a number with its axis."""
         axis = self.strategy_axis
-        return labels_told({key: label for key, label in self.labels.items() if key != axis})
+        return labels_text({key: label for key, label in self.labels.items() if key != axis})
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import Literal
 
 from dps.events import Reported
-from flows.metrics.faults import FaultTimes
-from flows.metrics.ledger import Row
 from flows.metrics.metric import Better, Metric, Section, Unit
 from flows.metrics.trial import Trial
 from flows.records.events import Audited, LoadMeasured, TrainingStarted
 from flows.records.record import Record
 
-# When a gradient was applied, seen from a fault.
-Period = Literal["before", "during", "after"]
-PERIODS: tuple[Period, ...] = ("before", "during", "after")
 COMPUTE = "compute_seconds"
 
 UPDATES = Section()
@@ -154,35 +148,6 @@ UPDATES += [
     _staleness("median", 0.5, "median", "s"),
     _staleness("p99", 0.99, "99th percentile", "s"),
 ]
-
-
-def by_period(rows: Iterable[Row], faults: Iterable[FaultTimes]) -> dict[Period, list[Row]]:
-    """Split applications into those before, during and after the faults of a trial.
-
-    A delayed update is applied after the fault, so it is not the moment of the application that
-    decides: *during* are the applications since a fault whose weights were read before the shard
-    served again, replayed ones included. *After* are all others since the first fault. Without a
-    fault everything is before.
-    """
-    spans = [(fault.began, _over(fault)) for fault in faults]
-    first = min((began for began, _ in spans), default=math.inf)
-    periods: dict[Period, list[Row]] = {period: [] for period in PERIODS}
-    for row in rows:
-        read = row.t - row.staleness_seconds
-        if row.t < first:
-            periods["before"].append(row)
-        elif any(began <= row.t and read < over for began, over in spans):
-            periods["during"].append(row)
-        else:
-            periods["after"].append(row)
-    return periods
-
-
-def _over(fault: FaultTimes) -> float:
-    """When the shard served again; without one, when the disturbance ended, or began."""
-    if fault.shard is None:
-        return fault.began if fault.ended is None else fault.ended
-    return math.inf if fault.serving is None else fault.serving
 
 
 # -- pace ------------------------------------------------------------------------------------

@@ -235,15 +235,15 @@ class Follower:
 
     Parameters
     ----------
-    told
+    show_line
         Called with every line to show, in the order of time.
     moved
         Called with the updates so far and the state of the training, not more often than needed.
     """
 
-    def __init__(self, told: Callable[[str], None], moved: Callable[[int, str], None]) -> None:
+    def __init__(self, show_line: Callable[[str], None], moved: Callable[[int, str], None]) -> None:
         self._course = Course()
-        self.told = told
+        self.show_line = show_line
         self._moved = moved
         self._next = 0.0
         self._held: list[tuple[float, str]] = []
@@ -267,7 +267,7 @@ class Follower:
     def _release(self, until: float) -> None:
         self._held.sort(key=lambda held: held[0])
         while self._held and self._held[0][0] <= until:
-            self.told(self._held.pop(0)[1])
+            self.show_line(self._held.pop(0)[1])
 
 
 def _sentence(event: Event) -> str | None:

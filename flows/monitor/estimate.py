@@ -83,7 +83,7 @@ def seconds_of(record: Record) -> float:
     return record.events[-1].t - record.events[0].t + TRACKING_SECONDS
 
 
-def trials_told(count: int, kind: str = "") -> str:
+def trials_text(count: int, kind: str = "") -> str:
     """Return a number of trials in words, such as "1 trial"."""
     return f"{count} {kind}trial{'' if count == 1 else 's'}"
 

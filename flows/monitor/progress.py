@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flows.config.trials import Trial
 from flows.metrics.outcome import Outcome
-from flows.monitor.estimate import TRACKING_SECONDS, Durations, about, trials_told
+from flows.monitor.estimate import TRACKING_SECONDS, Durations, about, trials_text
 from flows.quoting import first_few
 
 WARNING = "warning: "  # the beginning of such a line
@@ -61,14 +61,14 @@ class PlainView:
         self._parallel = parallel
         self._left = [trial for trial in trials if trial not in skipped]
         self._durations = durations or Durations()
-        self.say(f"{experiment}: {trials_told(len(trials))}, {len(self._left)} to run")
+        self.notify(f"{experiment}: {trials_text(len(trials))}, {len(self._left)} to run")
         if self._left:
             basis = "a guess" if not self._durations.known else "by those that have ended"
             at_once = f", {parallel} at once" if parallel > 1 else ""
-            self.say(f"about {about(self.left())} ({basis}){at_once}")
+            self.notify(f"about {about(self.left())} ({basis}){at_once}")
         if skipped:
             names = first_few([trial.name for trial in skipped])
-            self.say(f"recorded already, skipped: {names}")
+            self.notify(f"recorded already, skipped: {names}")
         self._all = self._bars.add_task(
             experiment,
             total=len(trials),
@@ -81,19 +81,19 @@ class PlainView:
         """Show that a trial begins, with a bar."""
         self._started[trial.name] = time.monotonic()
         number = self._total - len(self._left) + len(self._started)
-        self.say(f"[{number}/{self._total}] {trial.name}")
+        self.notify(f"[{number}/{self._total}] {trial.name}")
         labels = "  " + " · ".join([*trial.labels.values(), f"seed {trial.seed}"])
         total = trial.config.training.updates
         bar = self._bars.add_task(labels, total=total, unit="updates", state="starting")
         self._tasks[trial.name] = bar
 
-    def told(self, trial: Trial, line: str) -> None:
+    def show_line(self, trial: Trial, line: str) -> None:
         """Show a line of a trial's story; the same warning of several trials only once."""
         if line.startswith(WARNING):
             if line in self._warned:
                 return
             self._warned.add(line)
-        self.say(f"    {self._whose(trial)}{line}")
+        self.notify(f"    {self._whose(trial)}{line}")
 
     def moved(self, trial: Trial, updates: int, state: str) -> None:
         """Move the bar of a trial."""
@@ -108,7 +108,7 @@ class PlainView:
             self._durations.note(trial, time.monotonic() - began + TRACKING_SECONDS)
         spent = f"{timedelta(seconds=int(time.monotonic() - self._begun))} in all"
         left = f", {self._remaining()}" if self._left else ""
-        self.say(f"    {self._whose(trial)}{_ending(outcome)}; {spent}{left}")
+        self.notify(f"    {self._whose(trial)}{_ending(outcome)}; {spent}{left}")
         self._bars.remove_task(self._tasks.pop(trial.name))
         self._bars.update(self._all, advance=1, state=self._remaining())
 
@@ -120,7 +120,7 @@ class PlainView:
         all_of_them = self._durations.total(self._left, self._parallel)
         return max(0.0, all_of_them - sum(run) / self._parallel)
 
-    def say(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         """Write one line."""
         self._bars.console.print(Text(line), soft_wrap=True)
 

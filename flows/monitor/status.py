@@ -21,7 +21,7 @@ from dps.errors import ConfigurationError
 from dps.observe.views import TrainingView
 from flows.config.errors import suggest
 from flows.monitor.course import Course
-from flows.monitor.estimate import about, trials_told
+from flows.monitor.estimate import about, trials_text
 from flows.records.owner import Owner, owner_of
 from flows.records.record import (
     EVENTS_FILE,
@@ -214,7 +214,7 @@ def headline(status: Status) -> str:
     if status.owner is not None:
         idle = "" if counts["running"] else "; it is getting ready, or writes its report"
         who = f", by {status.owner}, since {_moment(status.owner.since)}{idle}"
-    return f"{status.experiment}: {trials_told(len(status.trials))}: {told}{who}"
+    return f"{status.experiment}: {trials_text(len(status.trials))}: {told}{who}"
 
 
 def _next_commands(status: Status) -> list[str]:

@@ -8,7 +8,7 @@ from flows.metrics.score import ACCURACY, Score
 from flows.quoting import first_few
 from flows.statistics import CONFIDENCE, FEWEST_SEEDS
 from flows.statistics.claims import JudgedClaim
-from flows.statistics.comparison import p_text, uneven_told
+from flows.statistics.comparison import p_text, uneven_text
 from flows.statistics.power import POWER, fewest_seeds
 
 TONES = {"holds": "good", "does not hold": "bad", "not resolved": "open"}
@@ -103,7 +103,7 @@ def reason(judged: JudgedClaim) -> str:
 def _unresolved(judged: JudgedClaim) -> str:
     difference, needed = judged.difference, judged.needed
     if judged.uneven is not None:
-        return uneven_told(judged.uneven)
+        return uneven_text(judged.uneven)
     if difference is None or difference.n < FEWEST_SEEDS:
         return f"a verdict takes at least {FEWEST_SEEDS} seeds"
     least = smallest(judged.claim, judged.score)

@@ -25,7 +25,7 @@ from flows.config.trials import flat, trial_name
 from flows.metrics import BY_KEY, NOT_APPLICABLE
 from flows.metrics.outcome import Outcome
 from flows.metrics.prices import Prices
-from flows.metrics.trial import labels_told
+from flows.metrics.trial import labels_text
 from flows.quoting import quoted, shown
 from flows.records.record import EVENTS_FILE, event_files, labels_of, read_start
 from flows.report import tables
@@ -284,7 +284,7 @@ def _shown(values: Iterable[str]) -> str:
 
 def _rows(run: Run) -> Rows:
     def at(outcome: Outcome) -> tuple[str, str]:
-        return labels_told(_labels_left(outcome.identity.labels, run.part) or {}), run.name
+        return labels_text(_labels_left(outcome.identity.labels, run.part) or {}), run.name
 
     return rows_by((done.outcome for done in run.trials), at)
 

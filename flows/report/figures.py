@@ -5,7 +5,6 @@
 - How long did recovery take, and which part of it? `recovery`
 - How old were the gradients? `staleness`
 - What does the accuracy cost? `cost`
-- What happened in one trial? `timelines`
 - How does it depend on a setting? `sensitivity`
 """
 
@@ -15,23 +14,16 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.core.names import ROLES
-from dps.events import EvaluationMissed, Restored
-from flows.metrics.faults import FaultTimes
-from flows.metrics.ledger import applied_rows
-from flows.metrics.outcome import Outcome
-from flows.metrics.processes import deaths, joins, process_of
+from dps.events import Applied, EvaluationMissed
 from flows.metrics.trial import evaluations
-from flows.metrics.updates import PERIODS, by_period
-from flows.records.record import Record
 from flows.report import style
 from flows.report.study import Study, Trial, end, start, whole
-from flows.report.style import BAD, GRID, INK, MUTED, PART_COLOURS, Look
+from flows.report.style import BAD, INK, MUTED, PART_COLOURS, Look
 from flows.statistics import FEWEST_SEEDS, Interval, interval, student_reach
 from flows.statistics.groups import numbers
 
@@ -96,7 +88,6 @@ def draw(study: Study) -> list[Drawing]:
             *(sensitivity(study, axis) for axis in _axes(study)),
             *(accuracy_over_time(study, condition) for condition in order[1:]),
             *(staleness(study, condition) for condition in order),
-            *timelines(study, study.lead),
         ]
     return [drawing for drawing in drawn if drawing is not None]
 
@@ -123,7 +114,7 @@ def _frame(rows: Sequence[tuple[Any, ...]], *columns: str) -> pd.DataFrame:
 
 
 def _score_axis(study: Study, axes: Axes) -> None:
-    axes.set_ylabel(study.score.said("test accuracy"))
+    axes.set_ylabel(study.score.reworded("test accuracy"))
     if study.score.share:
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
 
@@ -170,7 +161,7 @@ def accuracy_over_time(study: Study, condition: str) -> Drawing | None:
     style.explain(figure, keys, f"{counts}; thin: each; thick: mean; band: {INTERVAL}")
     return Drawing(
         _name(study, "accuracy-time", condition),
-        study.score.said(
+        study.score.reworded(
             f"How did accuracy develop{' through the faults' * faulty}{_under(condition)}?"
         ),
         "Gaps: a shard was down, so that nothing could be evaluated." if faulty else "",
@@ -267,7 +258,7 @@ def effects(study: Study) -> Drawing | None:
             axes.plot(values, [height] * len(values), "|", color=colour, alpha=0.5)
             _error_bar(axes, looks[strategy], found, height, hollow=index > 0)
             data.append((condition, strategy, label, found.mean, found.low, found.high, found.n))
-    label = study.score.said("effect on accuracy" if faulty else "final test accuracy")
+    label = study.score.reworded("effect on accuracy" if faulty else "final test accuracy")
     unit = (", points" if faulty else ", %") if study.score.share else ""
     axes.set_xlabel(f"{label}{unit}")
     keys = list[Any]()
@@ -282,8 +273,8 @@ def effects(study: Study) -> Drawing | None:
         "effects",
         "How much did each strategy lose by the faults?"
         if faulty
-        else study.score.said("Which strategy reached which accuracy?"),
-        study.score.said(
+        else study.score.reworded("Which strategy reached which accuracy?"),
+        study.score.reworded(
             "Accuracy minus that of the control, which is the trial of the same seed without the "
             "faults, at the same times."
         )
@@ -377,59 +368,52 @@ def recovery(study: Study) -> Drawing | None:
 
 
 def staleness(study: Study, condition: str) -> Drawing | None:
-    """Draw the distribution of staleness by strategy, before, during and after the faults."""
-    shares = {"whislo": 5, "q1": 25, "med": 50, "q3": 75, "whishi": 99, "maximum": 100}
-    rows = list[tuple[Any, ...]]()
-    for name in study.strategies:
-        found: dict[str, list[int]] = {period: [] for period in PERIODS}
-        for record, outcome in study.under(condition, name):
-            heads = [row for row in applied_rows(record) if row.head]
-            for period, applied in by_period(heads, outcome.faults).items():
-                found[period] += [row.staleness for row in applied]
-        rows += [
-            (name, period, len(values), *np.percentile(values, list(shares.values())))
-            for period, values in found.items()
-            if values
+    """Draw the distribution of staleness by strategy."""
+    import pandas as pd
+
+    values = {
+        name: [
+            age
+            for record, _ in study.under(condition, name)
+            for batch in record.of(Applied)
+            for age in (batch.staleness if batch.head else ())
         ]
-    if not rows or max(row[-1] for row in rows) <= 1:
+        for name in study.strategies
+    }
+    values = {name: ages for name, ages in values.items() if ages}
+    highest = max((max(ages) for ages in values.values()), default=0)
+    if highest <= 1:
         return None  # by construction, as with one worker or synchronous training
-    rows, looks = rows[:MOST_ROWS], style.looks(study.strategies)
-    figure, (axes,) = style.panels(height=0.7 + 0.15 * max(4, len(rows)))
-    for place, (name, _, _, *values) in enumerate(rows):
-        box = {**dict(zip(shares, values, strict=True)), "fliers": values[-1:]}
-        line = {"color": looks[name].colour}
-        axes.bxp(
-            [box],
-            [place],
-            orientation="horizontal",
-            widths=0.6,
-            boxprops=line,
-            whiskerprops=line,
-            capprops=line,
-            medianprops={**line, "linewidth": 2.5},
-            flierprops={"marker": "o", "markersize": 3, "markeredgecolor": looks[name].colour},
-            manage_ticks=False,
-        )
-    faulty = condition in study.faulty
-    labels = [f"{name} {period}" if faulty else name for name, period, *_ in rows]
-    style.row_axis(axes, labels, [looks[row[0]].colour for row in rows])
-    highest = 1.15 * max(row[-1] for row in rows)
+    figure, (axes,) = style.panels(height=0.7 + 0.24 * max(2, len(values)))
+    axes.boxplot(
+        list(values.values()),
+        positions=range(len(values)),
+        orientation="horizontal",
+        widths=0.6,
+        whis=(5, 99),
+        showfliers=False,
+        medianprops={"color": INK, "linewidth": 2.5},
+        manage_ticks=False,
+    )
+    looks = style.looks(study.strategies)
+    style.row_axis(axes, list(values), [looks[name].colour for name in values])
     axes.set_xscale("symlog", linthresh=10)
-    ticks = [t for t in (0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000) if t <= highest]
+    ticks = [t for t in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000) if t <= highest]
     axes.set_xticks(ticks, map(str, ticks))
     axes.set_xticks([], minor=True)
-    axes.set_xlim(-0.15, highest)
     axes.set_xlabel("staleness in versions")
-    counts = style.count_text((len(study.under(condition, row[0])) for row in rows), "trial")
-    note = "box: middle half, with the median; whiskers: 5% to 99%; circle: maximum"
+    counts = style.count_text((len(study.under(condition, name)) for name in values), "trial")
+    note = "box: middle half, with the median; whiskers: 5% to 99%"
     style.explain(figure, [], f"{counts} per row; {note}; logarithmic above 10")
+    described = (pd.Series(values[name], name=name) for name in values)
+    data = pd.DataFrame([ages.describe([0.05, 0.25, 0.5, 0.75, 0.99]) for ages in described])
     return Drawing(
         _name(study, "staleness", condition),
         f"How old were the weights that gradients came from{_under(condition)}?",
         "Versions between the weights that an update was computed from and those it was applied "
-        "to. During: weights were read before the shard served again.",
+        "to.",
         figure,
-        _frame(rows, "strategy", "period", "updates", "5%", "25%", "50%", "75%", "99%", "maximum"),
+        data.rename_axis("strategy").reset_index(),
     )
 
 
@@ -469,7 +453,7 @@ def cost(study: Study, condition: str) -> Drawing | None:
     better = "up" if study.score.better == "higher" else "down"
     return Drawing(
         _name(study, "cost-accuracy", condition),
-        study.score.said(f"Cost of accuracy{_under(condition)}?"),
+        study.score.reworded(f"Cost of accuracy{_under(condition)}?"),
         f"Left and {better} is better."
         + " A dotted line leads from a strategy without the faults to the same with them." * faulty,
         figure,
@@ -479,100 +463,6 @@ def cost(study: Study, condition: str) -> Drawing | None:
             *(study.score.name, "low", "high"),
         ),
     )
-
-
-# -- one trial ---------------------------------------------------------------------------------
-
-UP, SERVING, STRUCK, LASTS = "node up", "serving", "fault", "while it lasts"
-_STRETCHES = {UP: GRID, LASTS: BAD, **dict(zip(RECOVERY_PARTS, PART_COLOURS, strict=True))}
-
-# A lane, what happens in it, from when until when; a moment where these are equal.
-Stretch = tuple[str, str, float, float]
-
-
-def timelines(study: Study, condition: str) -> Iterator[Drawing]:
-    """Draw, for each strategy, what happened in the first trial that met a fault."""
-    for name in study.strategies[:MOST_CONDITIONS]:
-        hit = [trial for trial in study.under(condition, name) if trial[1].faults]
-        if hit:
-            trial = min(hit, key=lambda trial: trial[1].identity.seed or 0)
-            stretches = timeline(trial)
-            yield Drawing(
-                _name(study, "timeline", condition, name),
-                f"Timeline of one trial: {name}{_under(condition)}",
-                f"Seed {trial[1].identity.seed}. A lane for each shard and each node.",
-                _lanes(stretches, style.looks(study.strategies)[name].colour),
-                _frame(stretches, "lane", "what", "from", "to"),
-            )
-
-
-def timeline(trial: Trial) -> list[Stretch]:
-    """Return when shards of a trial served, how they came back, and when nodes were up."""
-    record, outcome = trial
-    zero, last = start(record), end(record)
-    return [
-        (lane, what, max(began, zero) - zero, min(until, last) - zero)
-        for lane, what, began, until in (
-            *_shards(record, outcome, last),
-            *_nodes(record, outcome, last),
-        )
-        if until >= zero and began <= last
-    ]
-
-
-def _lanes(stretches: Sequence[Stretch], colour: str) -> Figure:
-    lanes = list(dict.fromkeys(lane for lane, *_ in stretches))
-    seen = {what for _, what, *_ in stretches}
-    figure, (axes,) = style.panels(height=0.6 + 0.16 * len(lanes))
-    figure.set_figwidth(style.DOUBLE)
-    colours = {SERVING: colour, **_STRETCHES}
-    for lane, what, began, until in stretches:
-        place = lanes.index(lane)
-        if what == STRUCK:
-            axes.plot(began, place, "X", color=BAD, zorder=4)
-        else:
-            height = 0.3 if what in (UP, SERVING) else 0.62
-            axes.barh(place, until - began, height, began, color=colours[what])
-    style.row_axis(axes, lanes, [INK if lane.startswith("shard ") else MUTED for lane in lanes])
-    axes.set_xlabel(SECONDS)
-    axes.set_xlim(left=0)
-    keys = [style.area_key(what, colours[what]) for what in colours if what in seen]
-    style.explain(figure, [*keys, style.key(STRUCK, Look(BAD, "X", "none"))])
-    return figure
-
-
-def _shards(record: Record, outcome: Outcome, last: float) -> Iterator[Stretch]:
-    for shard in sorted({event.shard for event in record.of(Restored)}):
-        lane = f"shard {shard}"
-        yield lane, SERVING, start(record), last
-        for fault in outcome.faults:
-            if fault.shard == shard:
-                yield from _recovery(lane, fault, last)
-
-
-def _recovery(lane: str, fault: FaultTimes, last: float) -> Iterator[Stretch]:
-    """Yield the parts of one recovery; one that was not over ends with the training."""
-    if fault.detected is None:  # the node came back before its lease ended
-        yield lane, LASTS, fault.began, fault.serving or last
-        return
-    ready = fault.detected + (fault.wait_capacity_seconds or 0.0)
-    moments = [fault.began, fault.detected, ready, fault.serving, fault.first_applied]
-    for what, (begin, until) in zip(RECOVERY_PARTS, pairwise(moments), strict=True):
-        if begin is not None and until != begin:
-            yield lane, what, begin, until or last
-
-
-def _nodes(record: Record, outcome: Outcome, last: float) -> Iterator[Stretch]:
-    died = deaths(record)
-    roles = {role: place for place, role in enumerate(ROLES)}
-    joined = sorted(joins(record).values(), key=lambda e: (roles.get(e.role, 99), e.node, e.t))
-    for event in joined:
-        yield event.node, UP, event.t, died.get(process_of(event), last)
-    for fault in outcome.faults:
-        lane = fault.node.replace("shard-", "shard ")  # a fault may strike the files of a shard
-        if fault.ended is not None:
-            yield lane, LASTS, fault.began, fault.ended
-        yield lane, STRUCK, fault.began, fault.began
 
 
 # -- sensitivity -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from flows.metrics.score import ACCURACY, Score
 from flows.records.events import TrialResumed
 from flows.records.record import Record
 from flows.report.claims import money
-from flows.statistics.caveats import told
+from flows.statistics.caveats import time_basis
 from flows.statistics.claims import JudgedClaim, judge
 from flows.statistics.comparison import Compared, compared, read_questions
 from flows.statistics.groups import conditions, strategies
@@ -198,14 +198,14 @@ class Study:
         counts = self.frame["status"].value_counts()
         trials = ", ".join(f"{count} {status}" for status, count in counts.items())
         seeds = sorted({int(seed) for seed in self.frame["seed"].dropna()})
-        virtual = told([outcome.virtual for outcome in self.outcomes])
+        virtual = time_basis([outcome.virtual for outcome in self.outcomes])
         finished = datetime.fromtimestamp(max(r.events[-1].t for r in self.records), UTC)
         few = {k: ", ".join(v) if len(v) <= MOST_VALUES else "varied" for k, v in settings.items()}
         facts = [
             *few.items(),
             ("trials", trials),
             ("seeds", ranges(seeds)),
-            ("score", self.score.told),
+            ("score", self.score.note),
             # Virtual time begins at the same moment in every trial.
             ("time", virtual or f"real nodes, until {finished:%-d %B %Y, %H:%M UTC}"),
         ]

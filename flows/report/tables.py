@@ -151,7 +151,7 @@ def comparison(
                 f"difference from {row.baseline}": _interval(study, row, row.difference),
                 "p": row.p,
                 "seeds": (row.difference or row.interval or Interval(0, None, None, 0)).n,
-                "reading": row.said,
+                "reading": row.sentence,
             }
             for row in rows
         ],
@@ -222,7 +222,7 @@ def comparison_frame(rows: Sequence[Compared]) -> pd.DataFrame:
                     for column, name in differences.items()
                 },
                 "reading": row.reading,
-                "sentence": row.said,
+                "sentence": row.sentence,
             }
             for row in rows
         ]

@@ -13,7 +13,7 @@ from rich.text import Text
 from flows.report import claims as in_words
 from flows.report import remarks, tables
 from flows.report.study import Study
-from flows.statistics.caveats import told
+from flows.statistics.caveats import time_basis
 from flows.statistics.claims import PlannedClaim, is_count
 from flows.statistics.power import POWER, fewest_seeds
 
@@ -83,9 +83,9 @@ def print_remarks(
     study: Study, folder: Path | None, console: Console, most: int | None = None
 ) -> None:
     """Print the score of the models, losses, and limits of the numbers."""
-    if study.score.told:
-        console.print(Text(study.score.told, style="dim"))
-    if time := told([outcome.virtual for outcome in study.outcomes]):
+    if study.score.note:
+        console.print(Text(study.score.note, style="dim"))
+    if time := time_basis([outcome.virtual for outcome in study.outcomes]):
         console.print(Text(f"Time: {time}.", style="dim"))
     for texts in remarks.losses(study), remarks.cautions(study, folder):
         for text in texts[:most]:  # a command in it stays in one line

@@ -143,7 +143,7 @@ def unquiet(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def told(profiles: Sequence[str]) -> str:
+def time_basis(profiles: Sequence[str]) -> str:
     """Describe whether trials ran on real or virtual time; "" if all ran on real nodes.
 
     If they differ, warn that times, money and use cannot be compared.

@@ -89,9 +89,9 @@ class Compared:
     reading: Reading | None
 
     @property
-    def said(self) -> str:
+    def sentence(self) -> str:
         """The reading in words, or the reason why no comparison is possible."""
-        return self.reading or "" if self.uneven is None else uneven_told(self.uneven)
+        return self.reading or "" if self.uneven is None else uneven_text(self.uneven)
 
     @property
     def p(self) -> str:
@@ -100,7 +100,7 @@ class Compared:
         return "" if gap is None or gap.p is None else p_text(gap.p)
 
 
-def uneven_told(uneven: Uneven) -> str:
+def uneven_text(uneven: Uneven) -> str:
     """Explain why a figure is not comparable."""
     counts = f"{uneven.mine} of {uneven.seeds} seeds against {uneven.theirs}"
     return f"not comparable: a value in {counts} of {uneven.seeds}"

@@ -146,14 +146,14 @@ def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
     assert {outcome.score.name for outcome in outcomes} == {name}
 
     page = write_report(tmp_path / "scored", tmp_path / "report.html").read_text()
-    assert SCORES[key].told in unescape(page)
+    assert SCORES[key].note in unescape(page)
     named = re.sub(r"<code>.*?</code>|<[^>]*>|accuracy_\w+", "", page)
     assert "accuracy" not in named.lower()
     for phrase in (f"final {name}", f"test {name}"):  # in tables, and on the axes of figures
         assert phrase in page
     console = Console(record=True, width=500, file=io.StringIO())
     print_study(Study(tuple(outcomes)), None, console)
-    assert SCORES[key].told in " ".join(console.export_text().split())
+    assert SCORES[key].note in " ".join(console.export_text().split())
 
 
 @pytest.mark.parametrize(

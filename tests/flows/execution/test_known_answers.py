@@ -63,4 +63,4 @@ def test_what_is_better_comes_out_as_better(outcomes: tuple[Outcome, ...]) -> No
 
 @pytest.mark.slow
 def test_what_is_the_same_comes_out_as_no_difference(outcomes: tuple[Outcome, ...]) -> None:
-    assert row(outcomes, "twin", "learning").said == "too few seeds"
+    assert row(outcomes, "twin", "learning").sentence == "too few seeds"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dps.events import Detected, Event, Reported, Restored
-from flows.metrics.faults import fault_times
-from flows.metrics.ledger import applied_rows
+from dps.events import Event, Reported
 from flows.metrics.outcome import outcome
-from flows.metrics.updates import by_period
 from flows.records.events import TrainingStarted
 from flows.records.record import Record
-from tests.support.records import PRICES, acked, applied, audited, fault, restored, start
+from tests.support.records import PRICES, acked, applied, audited, restored, start
 
 
 def computed(times: tuple[float, ...], seconds: tuple[float, ...], run: int = 1) -> Reported:
@@ -60,22 +57,3 @@ def test_goodput_counts_what_survives() -> None:
     found = outcome(record, PRICES)
     assert found.row()["gradients_per_second"] == pytest.approx(1.0)
     assert found.row()["goodput"] == pytest.approx(0.5)
-
-
-def rows_around(*events: Event) -> dict[str, list[int]]:
-    record = fault(*events)
-    heads = [row for row in applied_rows(record) if row.head]
-    parts = by_period(heads, fault_times(record))
-    return {period: [row.id.seq for row in rows] for period, rows in parts.items()}
-
-
-def test_what_was_read_before_the_shard_served_again_is_of_the_fault() -> None:
-    # The kill is at 100, the shard serves from 102 on; weights are 0.1 s old when they are used.
-    found = rows_around(
-        applied([1], t=99.0),
-        Detected(100.5, 0, 2, "server-0", False, "scheduler"),
-        Restored(102.0, 0, 2, "server-0-b", 1, "checkpoint"),
-        applied([2], epoch=2, t=102.05),
-        applied([3], epoch=2, t=103.0),
-    )
-    assert found == {"before": [1], "during": [2], "after": [3]}

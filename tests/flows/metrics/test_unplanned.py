@@ -48,14 +48,14 @@ def lost(node: str, t: float = 30.0) -> Detected:
 def test_a_control_that_lost_a_node_is_none() -> None:
     done = outcome(record(lost("replica-0-1")), PRICES)
     assert done.status == "invalid"
-    assert "replica-0-1 was given up 20.0 s after the start though no fault" in done.reason
+    assert "replica-0-1 was evicted 20.0 s after the start, without a planned" in done.reason
 
 
 def test_a_process_that_ended_by_itself_is_no_busy_machine() -> None:
     crashed = Detected(30.0, 0, 1, "server-0", True, "scheduler")
     done = outcome(record(crashed), PRICES)
     assert done.status == "failed"
-    assert "its process ended without a planned fault" in done.reason
+    assert "without a planned fault: its process ended" in done.reason
 
 
 @pytest.mark.parametrize(

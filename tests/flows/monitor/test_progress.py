@@ -29,7 +29,7 @@ def play(view: PlainView, folder: Path) -> None:
     with view:
         view.begin("demo", TRIALS, TRIALS[:2])
         view.started(trial)
-        told, moved = partial(view.told, trial), partial(view.moved, trial)
+        told, moved = partial(view.show_line, trial), partial(view.moved, trial)
         follower = Follower(told, moved)
         for event in record.events:
             follower(event)

@@ -86,15 +86,6 @@ def test_recovery_times_agree_with_the_outcomes(study: Study, drawn: dict[str, D
         assert sorted(each) == pytest.approx(sorted(rows["rto_seconds"]))
 
 
-def test_the_timeline_has_every_part_of_a_recovery(drawn: dict[str, Drawing]) -> None:
-    data = drawn["timeline-kill-checkpoint"].data
-    shard = data[data["lane"] == "shard 0"]
-    assert {"serving", *figures.RECOVERY_PARTS[:3]} <= {*shard["what"]}
-    parts = shard[shard["what"].isin(figures.RECOVERY_PARTS)]
-    assert list(parts["from"])[1:] == pytest.approx(list(parts["to"])[:-1])
-    assert "fault" in {*data[data["lane"] == "server-0"]["what"]}
-
-
 @pytest.mark.parametrize(
     ("labels", "ticks"),
     [

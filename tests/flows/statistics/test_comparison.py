@@ -93,10 +93,10 @@ def test_what_only_some_reach_is_not_judged_by_those(mine: int, theirs: int) -> 
     trials = [*reached("none", theirs, 9.0), *reached("chain", mine, 2.0)]
     row = judge(trials, metrics=["target_seconds", "updates_lost"])["chain", "target_seconds"]
     assert (row.reading, row.difference, row.p) == ("not comparable", None, "")
-    assert row.said == f"not comparable: a value in {mine} of 10 seeds against {theirs} of 10"
+    assert row.sentence == f"not comparable: a value in {mine} of 10 seeds against {theirs} of 10"
     console = Console(width=160, record=True, file=io.StringIO())
     shown(trials, list(judge(trials, metrics=["target_seconds"]).values()), console)
-    assert row.said in text_of(console)
+    assert row.sentence in text_of(console)
     lost = judge(trials, metrics=["target_seconds", "updates_lost"])["chain", "updates_lost"]
     assert lost.reading == "lower"
 
