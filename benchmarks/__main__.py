@@ -1,6 +1,6 @@
 """The commands of the benchmarks: `python -m benchmarks transport`, and so on.
 
-README.md beside this names the keys of what they write with `--json`.
+README.md in this folder documents the JSON documents of `--json`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def measuring(
     rounds: Annotated[int, typer.Option(min=1, help="Turns with and without measuring.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Compare gradients per second with everything recorded and evaluated, and with neither."""
+    """Compare gradients per second with and without recording and evaluation."""
     from benchmarks import measuring as bench_measuring
 
     with json_output(as_json) as out:

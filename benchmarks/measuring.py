@@ -1,9 +1,8 @@
 """`make bench-measuring`: what it costs to be measured, in gradients per second.
 
-The training of the demo runs again and again on one cluster, in turn with everything recorded and
-evaluated as in a trial, and with nobody listening and nobody evaluating. Which of the two comes
-first alternates, so that whatever else the machine does meanwhile falls on both; what counts is
-their ratio, round by round.
+The training of the demo runs repeatedly on one cluster, in turn with everything recorded and
+evaluated as in a trial, and without both. The order alternates, so that other work on the machine
+slows both. The ratio within a round is reported.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Round:
 
     @property
     def ratio(self) -> float:
-        """The share of the gradients per second that is left when they are measured."""
+        """Gradients per second with measurements, as a share of those without."""
         return self.measured / self.alone
 
 
@@ -87,7 +86,7 @@ def table(rounds: Sequence[Round]) -> str:
 
 
 def verdict(ratio: Interval) -> str:
-    """Say whether the target is met: if the interval reaches over it, that is not known."""
+    """Return whether the target is met; unknown if the interval contains it."""
     low = ratio.mean if ratio.low is None else ratio.low
     high = ratio.mean if ratio.high is None else ratio.high
     if low >= TARGET:

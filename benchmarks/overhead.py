@@ -1,8 +1,8 @@
-"""The second half of `make bench-recovery`: what being prepared costs while nothing fails.
+"""The second half of `make bench-recovery`: the cost of each strategy without failures.
 
 Every strategy trains in the same way, one worker with an emulated computation of fixed length, and
-is compared with `none`. They take turns in short rounds, each on a fresh cluster, so that whatever
-else the machine does meanwhile falls on all of them; what counts are the ratios within a round.
+is compared with `none`. They take turns in short rounds, each on a fresh cluster, so that other
+work on the machine slows all of them. The ratios within a round are reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRELOAD = ("dps.cluster.driver.parameter_server", __name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A way to be prepared, and the share of the updates per second of `none` that is wanted."""
+    """A strategy, and its target as a share of the updates per second of `none`."""
 
     name: str
     recovery: Recovery
@@ -64,7 +64,7 @@ SUMMED = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn of one strategy came to; bytes are those of a single update."""
+    """The result of one turn of one strategy; bytes are those of a single update."""
 
     rate: float
     sent: Mapping[str, float]
@@ -72,12 +72,12 @@ class Turn:
 
 
 def costs(notify: Notify, rounds: int = ROUNDS) -> dict[str, list[Turn]]:
-    """Have the strategies take turns with one worker; return the turns of each."""
+    """Run the strategies in turn with one worker; return the turns of each."""
     return _in_turn(STRATEGIES, 1, notify, rounds)
 
 
 def sums(notify: Notify, rounds: int = ROUNDS) -> dict[str, list[Turn]]:
-    """Have a chain with and without aggregation take turns with several workers."""
+    """Run a chain with and without aggregation in turn, with several workers."""
     return _in_turn(SUMMED, CROWD, notify, rounds)
 
 
@@ -107,7 +107,7 @@ def table(turns: Mapping[str, Sequence[Turn]]) -> str:
 
 
 def sums_table(turns: Mapping[str, Sequence[Turn]]) -> str:
-    """What aggregation saves, as text."""
+    """Return the savings by aggregation, as text."""
     lines = [
         f"the same with {CROWD} workers: replication after aggregation, {CROWD} updates in a sum",
         "",
@@ -160,7 +160,7 @@ def _turn(recovery: Recovery, workers: int) -> Turn:
 
 
 def push(gradients: int, worker: Worker) -> float:
-    """Compute and push so many gradients; return how long it took, without the first few."""
+    """Compute and push gradients; return the duration without the first few."""
     gradient = {name: np.ones_like(array) for name, array in worker.pull().items()}
     for number in range(WARM_UP + gradients):
         if number == WARM_UP:

@@ -1,8 +1,8 @@
-"""The first half of `make bench-recovery`: how long a shard is away when its server fails.
+"""The first half of `make bench-recovery`: the downtime of a shard when its server fails.
 
-A group trains on real processes, with one more node kept warm; again and again the node that heads
-the shard is killed or stopped, and a fresh one takes its place before the next fault. The parts of
-each recovery come from the recorded events. The second half is `benchmarks.overhead`.
+A group trains on real processes, with a spare. The head of the shard is killed or stopped
+repeatedly, and a fresh node replaces it before the next fault. The parts of each recovery come from
+the recorded events. The second half is `benchmarks.overhead`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """At most so many seconds are wanted from a fault to the first update applied after it."""
+    """The target of the seconds from a fault to the first update applied after it."""
 
     p50: float
     p99: float | None = None
@@ -150,7 +150,7 @@ def _line(row: Row) -> str:
 
 
 def _rest(times: FaultTimes) -> float | None:
-    """What is left of the restoration once it is decided."""
+    """Return the rest of the restoration after the decision."""
     restore, decide = times.restore_seconds, times.decide_seconds
     return None if restore is None or decide is None else restore - decide
 
@@ -198,7 +198,7 @@ class _Ring:
         self._stack.close()
 
     def fault(self, kind: str, number: int) -> FaultTimes:
-        """Have the shard's head fail once; return what came of it when a spare is warm again."""
+        """Make the shard's head fail once; return the recovery when a spare is ready again."""
         self._settle()
         address = self._ps.table().views[0].chain[0].address
         head = next(node.name for node in self._ps.nodes if node.address == address)

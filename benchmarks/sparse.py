@@ -1,8 +1,8 @@
-"""`make bench-sparse`: keys per second of sparse tables, beside what else could hold the rows.
+"""`make bench-sparse`: keys per second of sparse tables, and of other ways to hold the rows.
 
 All systems do the same with random keys out of a table that is full: read their rows, and apply a
-gradient of them (SGD). They take turns in short rounds, so that whatever else the machine does
-meanwhile falls on all of them; what counts are the ratios.
+gradient of them (SGD). They take turns in short rounds, so that other work on the machine slows all
+of them. The ratios are reported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Seconds that each pull, and each push, took."""
+    """The seconds of each pull and of each push."""
 
     pulls: list[float]
     pushes: list[float]
@@ -177,7 +177,7 @@ def _turn(rows: int, seed: int, calls: int, worker: Worker) -> Turn:
 
 
 class Dictionary:
-    """The plainest way to hold rows: one small array for each key."""
+    """The simplest way to hold rows: one small array for each key."""
 
     def __init__(self, keys: Sequence[int]) -> None:
         self._rows = {key: np.ones(WIDTH, np.float32) for key in keys}

@@ -1,8 +1,8 @@
 """`make bench-throughput`: gradients per second against workers and shards.
 
-Each worker pushes gradients and has the new weights back, one after the other, as fast as it can:
-nothing is computed in between. What is counted are the calls that end while all workers push. The
-transports take turns in each cell, and in several rounds over all cells.
+Each worker pushes gradients and receives the new weights, one after the other, without computation.
+Calls that end while all workers push are counted. The transports take turns in each cell, and in
+several rounds over all cells.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is brought up: shards, each with so many replicas on servers of their own, and workers.
+    """A setting: shards, each with replicas on separate servers, and workers.
 
     `target` is what a transport on one host must reach, as a multiple of the fallback's rate.
     """
@@ -76,11 +76,11 @@ class Flags:
         return self.folder / "stop"
 
     def begin(self) -> None:
-        """Say that this process pushes."""
+        """Record that this process pushes."""
         (self.folder / f"begun-{os.getpid()}").touch()
 
     def await_begun(self, workers: int) -> None:
-        """Wait until so many processes push."""
+        """Wait until `count` processes push."""
         until = time.monotonic() + PATIENCE
         while len(list(self.folder.glob("begun-*"))) < workers:
             if time.monotonic() > until:
@@ -145,7 +145,7 @@ def rate_of(ends: Sequence[Sequence[float]]) -> float:
     Raises
     ------
     DpsError
-        At no time did all of them push.
+        There was no time at which all of them pushed.
     """
     began, stopped = max(times[0] for times in ends), min(times[-1] for times in ends)
     if stopped <= began:

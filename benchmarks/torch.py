@@ -1,4 +1,4 @@
-"""`make bench-torch`: modules of torch as replicas of a server, beside the bare loop of the same.
+"""`make bench-torch`: torch modules as replicas of a server, compared with the bare loop.
 
 One worker trains on one core, or on a CUDA device where there is one. In its process the bare loop
 with torch's own optimizer and the loop on the parameter server take turns in short rounds, so that
@@ -53,7 +53,7 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A module, and what it is trained with.
+    """A module, and the settings of its training.
 
     `width` and `layers` are those of a transformer; the CNN has a shape of its own. With
     `as_device`, gradients and weights on the CPU take the path of those on a CUDA device.

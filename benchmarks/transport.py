@@ -1,8 +1,8 @@
-"""`make bench`: push and pull between two processes, beside what else could carry it.
+"""`make bench`: push and pull between two processes, with dps and with other transports.
 
-All systems do the same: a gradient goes to the other process, is applied to the weights there, and
-the new weights come back. Each has processes of its own, and they take turns in short rounds, so
-that whatever else the machine does meanwhile falls on all of them; what counts are the ratios.
+All systems do the same: a gradient goes to the other process and is applied to the weights there,
+and the new weights return. Each has separate processes. They take turns in short rounds, so that
+other work on the machine slows all of them. The ratios are reported.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ KILOBYTE, MIDDLE, LARGE = SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the time of a transport of dps may be at most, as a multiple of another system's."""
+    """The maximum time of a transport of dps, as a multiple of another system's."""
 
     transports: tuple[TransportChoice, ...]
     size: Size
@@ -103,8 +103,7 @@ class Measured:
     def ratio(self, system: str, other: str) -> float:
         """The time of a system as a multiple of another's: the median of their rounds' ratios.
 
-        What slows the machine down for a round slows down both, so that this is steadier than the
-        ratio of the medians.
+        Other work during a round slows both, so this is steadier than the ratio of the medians.
         """
         pairs = zip(self.seconds[system], self.seconds[other], strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
@@ -114,12 +113,12 @@ def measure(size: Size, systems: Mapping[str, Peer], rounds: int, notify: Notify
     """Time the systems in turn, each round beginning with another one.
 
     The first round is not counted: connections are made in it, and memory is mapped. A peer that
-    cannot be set up here is told and left out.
+    cannot be set up is reported and left out.
 
     Raises
     ------
     DpsError
-        The weights of a system moved in a turn by something else than the gradients come to.
+        The weights of a system differ from the sum of its gradients.
     """
     with _opened(systems, size.nbytes, notify) as opened:
         found: dict[str, list[float]] = {name: [] for name, _ in opened}
@@ -160,7 +159,7 @@ def _check(name: str, turn: Turn) -> None:
 
 
 def systems(transports: Sequence[TransportChoice]) -> dict[str, Peer]:
-    """The peers that can be measured here, and dps with each of the transports.
+    """Return the peers that can be measured here, and dps with each of the transports.
 
     One of them is measured over TLS as well: the first that goes over a network.
     """
@@ -215,7 +214,7 @@ def _absent(peer: str) -> str:
 
 
 def verdicts(found: Sequence[Measured], targets: Sequence[Target] = TARGETS) -> str:
-    """Each target of what was measured, and by how much it is met or missed."""
+    """Return each measured target, and its margin."""
     lines = [f"{'target':<50}{'at most':>8}{'measured':>10}"]
     for target in targets:
         for each in (each for each in found if each.size == target.size):

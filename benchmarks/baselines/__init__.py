@@ -1,1 +1,1 @@
-"""The systems that are trained beside dps, each in a module, and what runs and compares them."""
+"""The systems that are compared with dps, one in each module, and the comparison."""

@@ -1,7 +1,7 @@
 """`make bench-baselines`: dps beside a process that restarts, Ray actors, torch RPC and torchft.
 
-All train the same model on the same batches, once left alone and once with their server killed
-after the same number of gradients; what they cost to the target accuracy is compared by seed.
+All train the same model on the same batches, once without a fault and once with their server killed
+after the same number of gradients. The costs to the target accuracy are compared by seed.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the valid trials of a system show, over seeds.
+    """The results of a system: its valid trials, over seeds.
 
     Attributes
     ----------
     control, kill
         Seconds to the target without a kill and with one; None where a trial did not reach it.
     control_usd, kill_usd
-        What the machines cost until then.
+        Cost of the machines until then.
     accuracy_control, accuracy_kill
         Final accuracy, in [0, 1].
     effect_seconds, effect_accuracy
         Kill minus control of the same seed.
     reached
-        How many of the trials with a kill reached the target, of how many.
+        Trials with a kill that reached the target, and all of them.
     lost, down_seconds
         Gradients lost by a kill, and seconds without any applied, mean over the seeds.
     invalid
-        Trials that count for nothing.
+        Invalid trials.
     """
 
     system: str
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All trials, what they had in common, and what was left out."""
+    """All trials, their common settings, and the systems that were left out."""
 
     settings: Settings
     seeds: Sequence[int]
@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[Row]:
-        """A row for each system, in the order in which they were measured first."""
+        """Return a row for each system, in order of their first trials."""
         names = dict.fromkeys(trial.system for trial in self.trials)
         return [row_of(name, [t for t in self.trials if t.system == name]) for name in names]
 
@@ -95,9 +95,9 @@ def compare(
 ) -> Comparison:
     """Run every system with and without a kill for each seed.
 
-    Within a seed the systems take turns, each seed beginning with another one, and each is
-    killed right after its control or right before, so that what else the machine does falls on
-    all of them. `folder` keeps the records; None: they are removed.
+    Within a seed the systems take turns, and each seed begins with another one. A trial with a kill
+    is next to its control, so other work on the machine affects both. `folder` keeps the records;
+    None: they are removed.
     """
     settings = settings or Settings()
     names, before, trials = systems(), os.getloadavg()[0], []
@@ -113,7 +113,7 @@ def compare(
 
 
 def row_of(system: str, trials: Sequence[Measured]) -> Row:
-    """Return what the trials of a system show."""
+    """Return the results of the trials of a system."""
     valid = [trial for trial in trials if not trial.reason]
     control = {t.seed: t for t in valid if not t.killed}
     kill = {t.seed: t for t in valid if t.killed}
@@ -135,7 +135,7 @@ def row_of(system: str, trials: Sequence[Measured]) -> Row:
 
 
 def table(found: Comparison) -> str:
-    """The rows as text, with what was left out."""
+    """Return the rows as text, with the systems that were left out."""
     settings, moments = found.settings, [found.settings.kill_at(seed) for seed in found.seeds]
     lines = [
         f"seconds and money (millionths of a USD) to an accuracy of {settings.target:g}; mean and "
@@ -165,7 +165,7 @@ def write(found: Comparison, path: Path) -> None:
     Raises
     ------
     StoreUnavailable
-        It cannot be written there.
+        The file cannot be written.
     """
     write_whole(path, json.dumps(as_data(found), indent=1) + "\n", "the comparison")
 
@@ -179,7 +179,7 @@ def as_data(found: Comparison) -> dict[str, Any]:
 
 
 def _as_json(row: Row) -> dict[str, Any]:
-    """A row for JSON: of a difference its mean and interval, not what its test goes by."""
+    """Return a row for JSON; a difference has its mean and interval only."""
     values = {field.name: getattr(row, field.name) for field in fields(row)}
     return {name: _plain(value) for name, value in values.items()}
 
@@ -217,7 +217,7 @@ def _values(trials: Mapping[int, Measured], name: str) -> dict[int, float]:
 
 
 def _mean(trials: Mapping[int, Measured], name: str) -> Interval | None:
-    """The mean of a figure; None where a trial has none: a mean of the others would flatter."""
+    """Return the mean of a figure; None if a trial has none: a mean of the others would flatter."""
     values = _values(trials, name)
     if not values or len(values) < len(trials):
         return None
@@ -225,7 +225,7 @@ def _mean(trials: Mapping[int, Measured], name: str) -> Interval | None:
 
 
 def _plain_mean(trials: Mapping[int, Measured], name: str) -> float | None:
-    """The mean alone; None where a trial has no such figure: it may never have come back."""
+    """Return the mean alone; None if a trial has no such figure: it may never have recovered."""
     values = _values(trials, name)
     return fmean(values.values()) if values and len(values) == len(trials) else None
 

@@ -38,13 +38,13 @@ class Kill:
     Attributes
     ----------
     t
-        When, in seconds since the Unix epoch.
+        Time in seconds since the Unix epoch.
     pid
-        Which process it was.
+        Process id.
     version
-        How many gradients the trace had then.
+        Number of gradients in the trace at that time.
     gone
-        Whether it was gone within `PROOF_SECONDS`.
+        Whether the process ended within `PROOF_SECONDS`.
     """
 
     t: float
@@ -55,15 +55,15 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a program ran.
+    """The run of a program.
 
     Attributes
     ----------
     kill
-        The kill; None: it did not come to that, or none was wanted.
+        The kill; None: there was none.
     unfinished
-        That it was ended at its time limit, or failed after the kill, and what it wrote last; "":
-        it was done.
+        Why it did not finish (time limit, or failure after the kill) with its last output; "": it
+        finished.
     """
 
     kill: Kill | None
@@ -81,8 +81,8 @@ def run(
     Raises
     ------
     DpsError
-        The program failed without a kill; what it wrote is in `program.log` in its folder, whose
-        last lines are in the message.
+        The program failed without a kill. Its output is in `program.log` in its folder; the message
+        has the last lines.
     """
     until = time.monotonic() + task.time_limit
     with (task.path / LOG_FILE).open("wb") as log:
@@ -139,7 +139,7 @@ def strike(
 
 
 def read_trace(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of a trace, in the order in which they were told; none without a file."""
+    """Return the events of a trace, in order; none without a file."""
     path = folder / TRACE_FILE
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
@@ -151,7 +151,7 @@ def read_trace(folder: Path) -> list[dict[str, Any]]:
 def _followed(
     path: Path, program: subprocess.Popen[bytes], until: float
 ) -> Iterator[dict[str, Any]]:
-    """The events of a trace as they are told, for as long as the program runs and has time."""
+    """Yield the events of a trace while the program runs, until its time limit."""
     path.touch()
     with path.open("rb") as trace:
         rest = b""
@@ -174,7 +174,7 @@ def _gone(process: psutil.Process) -> bool:
 
 
 def _end(program: psutil.Process) -> None:
-    """Kill a program, which nobody has waited for yet, and all that it has started."""
+    """Kill a program that was not waited for, and all processes that it has started."""
     for process in [program, *program.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

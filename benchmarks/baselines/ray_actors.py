@@ -76,7 +76,7 @@ class Worker:
 
 
 def _stay_away(task: Task) -> None:
-    """Wait for as long as the machine is away, if Ray makes this actor again."""
+    """Wait while the machine is away, if Ray restarts this actor."""
     if ray.get_runtime_context().was_current_actor_reconstructed:
         time.sleep(task.back_after)
 

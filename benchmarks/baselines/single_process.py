@@ -1,8 +1,8 @@
-"""One process that trains by itself, writes checkpoints, and goes on from the newest of them.
+"""One process that trains alone, writes checkpoints, and resumes from the newest one.
 
-What one does without any framework: a loop, a file, and a supervisor that starts the program again.
-The batches of all workers are taken in turn. Gradients that are lost with the process are computed
-again, since the loop goes on where the checkpoint was written. Started with the folder of its task.
+It needs no framework: a loop, a file, and a supervisor that restarts the program. It takes the
+batches of all workers in turn. Lost gradients are computed again, because the loop resumes at the
+checkpoint. The argument of the program is the folder of its task.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def train(folder: str) -> None:
 
 
 def main(folder: str) -> None:
-    """Start the training, and again when its process has ended before it was done."""
+    """Start the training, and restart it if its process ends early."""
     context = multiprocessing.get_context("spawn")
     for attempt in range(1 + MAX_RESTARTS):
         if attempt:

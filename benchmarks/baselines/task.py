@@ -1,9 +1,8 @@
-"""What every baseline is told, and what is the same for all: gradients, checkpoints, the trace.
+"""The task of a baseline, and the common part of all: gradients, checkpoints, the trace.
 
-A baseline is a program that is started with a folder. In it lie its task, the checkpoints that it
-writes, and its trace: a line for each gradient that was applied, and snapshots of the weights,
-which are scored when the training is over. What dps needs and a baseline does not, such as Dask, is
-not imported here.
+A baseline is a program whose argument is a folder. The folder has its task, its checkpoints and its
+trace: a line for each applied gradient, and snapshots of the weights, which are scored after the
+training. This module imports nothing that only dps needs, such as Dask.
 """
 
 from __future__ import annotations
@@ -36,34 +35,34 @@ COUNT = "_count"  # beside the parameters: how often the gradient of each exampl
 
 @dataclass(frozen=True)
 class Task:
-    """What a baseline is to train, and how.
+    """The training of a baseline.
 
     Attributes
     ----------
     folder
-        Its own, and empty at first.
+        Folder of the task, empty at first.
     seed
         Draws the initial weights, and each worker's order of batches.
     workload, dataset
         The kind of the model with its settings, and the kind of the data set.
     workers, updates, batch_size
-        Their number, how many gradients they compute together, and of how many examples.
+        Number of workers, number of gradients of all workers, and examples of a gradient.
     compute_seconds
-        What a gradient takes at least.
+        Minimum seconds of a gradient.
     learning_rate
-        Of the SGD that applies the gradients.
+        Learning rate of SGD.
     snapshot_seconds
-        A snapshot of the weights is taken so often.
+        Seconds between two snapshots of the weights.
     every
-        A checkpoint is written after so many updates.
+        Updates between two checkpoints.
     back_after
         Seconds for which a machine is away after its process was killed, before a new one starts.
     time_limit
-        Seconds after which the program is given up.
+        Seconds until the program fails.
     epochs
-        If not 0, how often each example is to be applied: workers divide the batches of each epoch,
-        an array beside the parameters counts the examples, and only the last weights are saved.
-        0: each worker has its own order of all examples.
+        If not 0, number of applications of each example: workers divide the batches of each epoch,
+        an array beside the parameters counts the examples, and only the last weights are saved. 0:
+        each worker has its own order of all examples.
     recovery
         The recovery strategy, for dps.
     """
@@ -85,7 +84,7 @@ class Task:
     recovery: str = ""
 
     def write(self) -> None:
-        """Put the task into its folder, which is made."""
+        """Write the task into its folder, which is created."""
         for folder in (SNAPSHOTS, CHECKPOINTS):
             (self.path / folder).mkdir(parents=True)
         (self.path / TASK_FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -108,16 +107,16 @@ class Task:
         return model
 
     def share(self, worker: int) -> int:
-        """How many gradients a worker computes."""
+        """Number of gradients of a worker."""
         each, rest = divmod(self.updates, self.workers)
         return each + (worker < rest)
 
     def save(self, weights: Arrays, done: Sequence[int]) -> None:
-        """Write a checkpoint, whole or not at all: the weights, and each worker's gradients."""
+        """Write a checkpoint atomically: the weights, and the number of each worker's gradients."""
         _save(self.path / CHECKPOINTS / f"{sum(done):08d}.npz", {**weights, DONE: np.array(done)})
 
     def restore(self) -> tuple[Arrays, list[int]]:
-        """Return what the newest checkpoint holds, or the initial values where there is none."""
+        """Return the content of the newest checkpoint, or the initial values without one."""
         found = sorted((self.path / CHECKPOINTS).glob("*.npz"))
         if not found:
             return self.initial(), [0] * self.workers
@@ -133,7 +132,7 @@ class Task:
 
     @property
     def examples(self) -> int:
-        """How many examples are used; if they are counted, only those that fill the batches."""
+        """Number of used examples; if they are counted, only those in full batches."""
         there = len(self.data.x_train)
         return there - there % self.batch_size if self.epochs else there
 
@@ -175,7 +174,7 @@ class Gradients:
 
 
 class Trace:
-    """Tells what a process of a baseline does, so that it survives that process."""
+    """Records the actions of a process of a baseline; the record survives the process."""
 
     def __init__(self, task: Task) -> None:
         self._folder, self._every = task.path, task.snapshot_seconds
@@ -183,7 +182,7 @@ class Trace:
         self._file = os.open(task.path / TRACE_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def began(self) -> None:
-        """Say that a worker is ready, and computes its first gradient now."""
+        """Record that a worker is ready and computes its first gradient."""
         self._record("began", time.time())
 
     def applied(self, version: int, weights: Arrays, pid: int | None = None) -> None:

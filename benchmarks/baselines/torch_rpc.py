@@ -1,9 +1,9 @@
-"""A parameter server over torch's RPC, whose whole group a supervisor starts again from a file.
+"""A parameter server over torch's RPC; a supervisor restarts its whole group from a file.
 
-RPC has a fixed group: who has lost a member cannot take in another one. So when a process ends, the
-supervisor ends the others, and starts all of them as a new group; the server restores the newest
-checkpoint, and each worker goes on after the gradients that it holds. So what was lost is computed
-again. Started with the folder of its task.
+RPC has a fixed group and cannot replace a lost member. When a process ends, the supervisor ends the
+others and starts all of them as a new group. The server restores the newest checkpoint, and each
+worker resumes after the gradients in it, so lost gradients are computed again. The argument of the
+program is the folder of its task.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Server:
             return self._copy()
 
     def finish(self) -> None:
-        """Take note that all workers are done."""
+        """Record that all workers are done."""
         self._trace.ended({name: tensor.numpy() for name, tensor in self._weights.items()})
 
     def _copy(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def serve(folder: str, group: str) -> None:
 
 
 def work(folder: str, group: str, number: int) -> None:
-    """Compute, push and pull what is left of a worker's share."""
+    """Compute, push and pull the rest of a worker's share."""
     import torch
     from torch.distributed import rpc
 
@@ -109,7 +109,7 @@ def _meet(name: str, rank: int, task: Task, group: str) -> None:
 
 
 def main(folder: str) -> None:
-    """Start the group, and again when one of its processes has ended before it was done."""
+    """Start the group, and restart it if one of its processes ends early."""
     task = Task.read(folder)
     for attempt in range(1 + MAX_RESTARTS):
         if attempt:

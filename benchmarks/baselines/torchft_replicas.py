@@ -1,9 +1,10 @@
-"""Replicas that average their gradients by torchft, and go on when one of them is lost.
+"""Replicas that average their gradients by torchft, and continue when one of them is lost.
 
 There is no server: every worker has all of the weights and applies the same sums of gradients,
 which is one synchronous step. When a replica dies the others take a new quorum without it, and its
 successor has the weights from one of them. So there are no checkpoints, and at most the step under
-way is lost. Killed is the replica that holds rank 0. Started with the folder of its task.
+way is lost. The replica with rank 0 is killed. The argument of the program is the folder of its
+task.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TIMEOUT = timedelta(seconds=30)
 
 
 def train(folder: str, worker: int, lighthouse: str) -> None:
-    """Be a replica, until all gradients are in the weights."""
+    """Run a replica until all gradients are in the weights."""
     import torch
     from torch.distributed import ReduceOp, TCPStore
     from torchft import Manager, ProcessGroupGloo
@@ -78,7 +79,7 @@ def train(folder: str, worker: int, lighthouse: str) -> None:
 
 
 def main(folder: str) -> None:
-    """Start the lighthouse and the replicas, and again a replica that ended before it was done."""
+    """Start the lighthouse and the replicas, and restart a replica that ends early."""
     from torchft.coordination import LighthouseServer
 
     task, context = Task.read(folder), multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""The trials of the comparison: what dps and every baseline train, and what came of it.
+"""The trials of the comparison: the training of dps and of every baseline, and its result.
 
 Both come from the same configuration: a baseline's task is made of that of dps without recovery.
 The moment of the kill is drawn from the seed, the same for all systems, uniform over two intervals
@@ -48,7 +48,7 @@ class Baseline:
     again
         Whether gradients that are lost are computed again.
     needs
-        What has to be installed, and how; None: nothing.
+        Packages to install, and how; None: none.
     """
 
     module: str
@@ -82,18 +82,18 @@ BASELINES: Mapping[str, Baseline] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the trials of all systems have in common.
+    """Common settings of the trials of all systems.
 
     Attributes
     ----------
     updates
         Gradients in all.
     compute_seconds
-        What each takes at least.
+        Minimum seconds of a gradient.
     learning_rate
         Of the SGD.
     target
-        The test accuracy that is to be reached.
+        Target of the test accuracy.
     every
         Those that write checkpoints write one after so many updates.
     first_kill
@@ -117,21 +117,21 @@ class Settings:
     time_limit: float = 120.0
 
     def kill_at(self, seed: int) -> int:
-        """After how many gradients the server is killed in the trials of a seed."""
+        """Return the number of gradients before the kill in the trials of a seed."""
         rng = np.random.default_rng([seed, _KILL])
         return self.first_kill + int(rng.integers(2 * self.every))
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes
     ----------
     killed
         Whether the server was killed, or it is the control.
     reason
-        Why the trial counts for nothing; "": it is valid.
+        Why the trial is invalid; "": it is valid.
     target_seconds
         From the start of the training to the first snapshot that has the target accuracy; None:
         it was not reached.

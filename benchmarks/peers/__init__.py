@@ -1,1 +1,1 @@
-"""What `make bench` measures, a module each: dps itself, and what else could carry it."""
+"""The systems of `make bench`, one in each module: dps, and other transports."""
