@@ -151,6 +151,8 @@ def expected(
 ) -> pd.DataFrame:
     """Return what each strategy is expected to cost, the cheapest first.
 
+    Raises `ConfigurationError` if no trial of a strategy without a failure went well.
+
     Returns
     -------
     table
@@ -159,11 +161,6 @@ def expected(
         which a failure sets the training back on the average (infinite: it restarts); `lost`,
         updates that the loss of a server loses; `usd` for a million gradients that are kept;
         `lost_time`, seconds by which failures set it back for each second of progress.
-
-    Raises
-    ------
-    ConfigurationError
-        No trial of a strategy without a failure went well.
     """
     import pandas as pd
 

@@ -23,17 +23,14 @@ def write_whole(path: Path, contents: str | bytes, what: str) -> None:
 
     Whenever the process is killed, the file is complete or unchanged.
 
+    Raises `StoreUnavailable` if the file cannot be written.
+
     Parameters
     ----------
     contents
         Text is written as UTF-8.
     what
         What it is, for the message, such as "the report".
-
-    Raises
-    ------
-    StoreUnavailable
-        The file cannot be written.
     """
     unfinished = scratch_path(path)
     try:

@@ -112,10 +112,8 @@ def read_csv(path: Path) -> Table:
 
     The delimiter is the one of comma, semicolon, tab and bar that occurs most in the first line.
 
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read or is not CSV; the message includes the line.
+    Raises `ConfigurationError` if the file cannot be read or is not CSV; the message includes the
+    line.
     """
     import pandas as pd
 
@@ -159,10 +157,7 @@ def read_csv(path: Path) -> Table:
 def read_parquet(path: Path) -> Table:
     """Read a parquet file, or a folder of them, partitioned or not.
 
-    Raises
-    ------
-    ConfigurationError
-        The file or folder cannot be read.
+    Raises `ConfigurationError` if the file or folder cannot be read.
     """
     import pandas as pd
 
@@ -195,6 +190,9 @@ def table_examples(
 ) -> Examples:
     """Return the examples of a table.
 
+    Raises `ConfigurationError` if a column is missing, or a cell is no finite number; the message
+    has its place.
+
     Parameters
     ----------
     target
@@ -210,11 +208,6 @@ def table_examples(
         Columns of dates, which become days since 1970.
     regression
         Whether targets are numbers; otherwise texts may name classes.
-
-    Raises
-    ------
-    ConfigurationError
-        A column is missing, or a cell is no finite number; the message has its place.
     """
     import pandas as pd
 
@@ -278,10 +271,8 @@ def row_labels(frame: pd.DataFrame) -> list[str]:
 def numbers(column: pd.Series[Any], place: Place, missing: bool = False) -> Array:
     """Return a column as float64; with `missing`, missing cells become NaN.
 
-    Raises
-    ------
-    ConfigurationError
-        A cell is missing or not a finite number; the message includes its `place`.
+    Raises `ConfigurationError` if a cell is missing or not a finite number; the message includes
+    its `place`.
     """
     return _checked(column, as_numbers(column), place, "a number", missing)
 
@@ -289,10 +280,8 @@ def numbers(column: pd.Series[Any], place: Place, missing: bool = False) -> Arra
 def labels(column: pd.Series[Any], place: Place) -> Array:
     """Return a target column as float64 if all cells are numbers, otherwise as strings.
 
-    Raises
-    ------
-    ConfigurationError
-        A cell is missing, or is not a number although most are; the message includes its `place`.
+    Raises `ConfigurationError` if a cell is missing, or is not a number although most are; the
+    message includes its `place`.
     """
     if column.dtype.kind in "biuf":
         return _checked(column, as_numbers(column), place, "a number, as in other rows")
@@ -354,6 +343,9 @@ def _unreadable(path: Path, error: Exception) -> ConfigurationError:
 def read_npz(path: Path, x: str = "x", y: str = "y", regression: bool = False) -> Examples:
     """Read the examples of an npz file, as `numpy.savez` writes it; pickles are not loaded.
 
+    Raises `ConfigurationError` if the file cannot be read, an array is missing or does not fit, or
+    a value is not finite.
+
     Parameters
     ----------
     x
@@ -362,11 +354,6 @@ def read_npz(path: Path, x: str = "x", y: str = "y", regression: bool = False) -
         The array of targets.
     regression
         Whether targets are numbers; otherwise texts may name classes.
-
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read, an array is missing or does not fit, or a value is not finite.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -388,6 +375,9 @@ def read_npz(path: Path, x: str = "x", y: str = "y", regression: bool = False) -
 def paired(place: str, x: Any, y: Any, names: tuple[str, str], regression: bool) -> Examples:
     """Return arrays as examples.
 
+    Raises `ConfigurationError` if the numbers of rows and targets differ, or a value is not a
+    finite number.
+
     Parameters
     ----------
     place
@@ -398,11 +388,6 @@ def paired(place: str, x: Any, y: Any, names: tuple[str, str], regression: bool)
         A target for each row: numbers, or unless it is a `regression` texts that name classes.
     names
         Of the two arrays.
-
-    Raises
-    ------
-    ConfigurationError
-        The numbers of rows and targets differ, or a value is not a finite number.
     """
     from scipy.sparse import csr_array, issparse
 
@@ -449,11 +434,8 @@ def read_svmlight(path: Path) -> Examples:
 
     Indices start at 0 if one of them is 0, otherwise at 1.
 
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read or has no examples, or a line is invalid; the message includes the
-        line number.
+    Raises `ConfigurationError` if the file cannot be read or has no examples, or a line is invalid;
+    the message includes the line number.
     """
     try:
         content = path.read_bytes()

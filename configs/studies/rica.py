@@ -127,6 +127,9 @@ def cut_patches(
 ) -> tuple[Array, Array]:
     """Cut random patches from images and whiten them. Deterministic for a given `seed`.
 
+    Raises `ConfigurationError` if the images have too little contrast or too few varying
+    components.
+
     Parameters
     ----------
     images
@@ -142,11 +145,6 @@ def cut_patches(
         Whitened patches, float64, shape (count, components): uncorrelated, variance 1.
     patterns
         Shape (components, pixels): the image patch of one unit of each component.
-
-    Raises
-    ------
-    ConfigurationError
-        The images have too little contrast or too few varying components.
     """
     number, height, width = images.shape
     rng = np.random.default_rng(seed)

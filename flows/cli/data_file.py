@@ -127,6 +127,9 @@ class DataFile:
 def data_file(path: Path, target: str | None, task: str | None, folder: Path) -> DataFile:
     """Return how a file can be learnt from.
 
+    Raises `ConfigurationError` if there is no such target, it does not suit the task, or something
+    in the file is wrong.
+
     Parameters
     ----------
     path
@@ -137,11 +140,6 @@ def data_file(path: Path, target: str | None, task: str | None, folder: Path) ->
         classification or regression; None: it is guessed from the targets.
     folder
         Of the configuration, which paths are relative to.
-
-    Raises
-    ------
-    ConfigurationError
-        There is no such target, it does not suit the task, or something in the file is wrong.
     """
     path = path.expanduser()
     name = path.name.lower().removesuffix(".gz")

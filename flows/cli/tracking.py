@@ -63,14 +63,8 @@ def upload(
 
     Without names: all, except those that another command is writing, of which it warns.
 
-    Raises
-    ------
-    ConfigurationError
-        There is no such experiment, or a command is writing to it.
-    StoreUnavailable
-        The store cannot be used; a repetition continues from there.
-    Refused
-        The store works, but does not take all of it.
+    Raises `ConfigurationError` if there is no such experiment or a command is writing to it,
+    `StoreUnavailable` if the store cannot be used, and `Refused` if it does not take all of it.
     """
     from dps.errors import ConfigurationError
     from flows.statistics.finished import experiment_folder, recorded_experiments

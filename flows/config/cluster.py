@@ -73,18 +73,15 @@ class CertificateSection(Section):
 def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
     """Return a certificate of the user's own for all processes of a cluster.
 
+    Raises `ConfigurationError` if one of the files cannot be read, or they do not go together; the
+    message begins with the parameter that is wrong.
+
     Parameters
     ----------
     ca_file
         The certificates of the authority; any certificate that it has signed is accepted.
     cert, key
         The certificate, and its private key unless that is in the same file.
-
-    Raises
-    ------
-    ConfigurationError
-        One of the files cannot be read, or they do not go together; the message begins with the
-        parameter that is wrong.
     """
     given = {"ca_file": ca_file, "cert": cert, **({"key": key} if key is not None else {})}
     paths = {name: os.path.abspath(path) for name, path in given.items()}

@@ -80,10 +80,8 @@ _Loader.add_implicit_resolver(
 def read_document(path: Path, name: str | None = None) -> Document:
     """Read a YAML file that holds a mapping; messages call it `name`, by default its path.
 
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read, is malformed, is not a mapping, or holds a password.
+    Raises `ConfigurationError` if the file cannot be read, is malformed, is not a mapping, or holds
+    a password.
     """
     name = name or str(path)
     try:
@@ -96,10 +94,7 @@ def read_document(path: Path, name: str | None = None) -> Document:
 def parse_document(text: str, name: str, folder: Path = Path()) -> Document:
     """Read a YAML mapping; paths in it are relative to `folder`.
 
-    Raises
-    ------
-    ConfigurationError
-        The text is malformed, is not a mapping, or holds a password.
+    Raises `ConfigurationError` if the text is malformed, is not a mapping, or holds a password.
     """
     for number, line in enumerate(text.splitlines(), 1):
         _refuse_secrets(line, f"{name}, line {number}")
@@ -119,11 +114,8 @@ def as_written(document: Document, settings: Sequence[str]) -> str:
 def parse_override(text: str) -> Override:
     """Read one `a.b=c`.
 
-    Raises
-    ------
-    ConfigurationError
-        There is no "=", a part of the key is empty, or the value is malformed YAML, or holds a
-        password.
+    Raises `ConfigurationError` if there is no "=", a part of the key is empty, or the value is
+    malformed YAML, or holds a password.
     """
     key, equals, value = text.partition("=")
     _refuse_secrets(text, f"--set {key}")
@@ -142,10 +134,7 @@ def set_key(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     every entry of a list. A name in the place of a section (`recovery: chain`) becomes the section
     that it abbreviates.
 
-    Raises
-    ------
-    ConfigurationError
-        The key leads through a value that is not a section or a list.
+    Raises `ConfigurationError` if the key leads through a value that is not a section or a list.
 
     Examples
     --------

@@ -369,10 +369,8 @@ class ExperimentConfig(_Settings):
     def trial_configs(self) -> Iterator[tuple[dict[str, str], TrialConfig]]:
         """Yield the labels on the axes and the configuration of every trial.
 
-        Raises
-        ------
-        ConfigurationError
-            The name of an axis is not a valid key, or a value is invalid.
+        Raises `ConfigurationError` if the name of an axis is not a valid key, or a value is
+        invalid.
         """
         base = self.model_dump(exclude_unset=True, include=set(_Settings.model_fields))
         scores = set()
@@ -409,17 +407,14 @@ def load_experiment(source: str | Document, overrides: Sequence[str] = ()) -> Ex
 def read_experiment(source: str | Document, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """Read and override the configuration of an experiment without checking its trials.
 
+    Raises `ConfigurationError` for anything that cannot work, with the place and what was expected.
+
     Parameters
     ----------
     source
         A YAML file, the name of a packaged configuration, such as "demo", or what was read of one.
     overrides
         Assignments such as "training.updates=400"; the value is read as YAML.
-
-    Raises
-    ------
-    ConfigurationError
-        Anything in it that cannot work, with the place and what was expected.
     """
     document = source if isinstance(source, Document) else find_document(source)
     assignments = [parse_override(text) for text in overrides]
@@ -436,10 +431,7 @@ def read_experiment(source: str | Document, overrides: Sequence[str] = ()) -> Ex
 def find_document(path_or_name: str) -> Document:
     """Read a YAML file, or a packaged configuration by its name.
 
-    Raises
-    ------
-    ConfigurationError
-        Neither exists, or the file is not YAML.
+    Raises `ConfigurationError` if neither exists, or the file is not YAML.
     """
     path = Path(path_or_name)
     if path.is_file():

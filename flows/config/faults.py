@@ -217,10 +217,8 @@ TRACED: dict[str, Any] = {
 def read_trace(path: Path) -> tuple[Row, ...]:
     """Read a CSV file with a fault in each row, whose columns are those of `Row`.
 
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read, or a row is invalid: the message names the line.
+    Raises `ConfigurationError` if the file cannot be read, or a row is invalid: the message names
+    the line.
     """
     rows, place, columns = [], str(path), Row._fields
     try:

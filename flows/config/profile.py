@@ -56,10 +56,7 @@ def shipped() -> tuple[str, ...]:
 def load_profile(path_or_name: str) -> ProfileSection:
     """Read a profile of this name that comes with dps, or a YAML file.
 
-    Raises
-    ------
-    ConfigurationError
-        Neither exists, or the file is not a profile.
+    Raises `ConfigurationError` if neither exists, or the file is not a profile.
     """
     if path_or_name in shipped():
         return _read(FOLDER / f"{path_or_name}.yaml", f"profile {path_or_name!r}", 0.0)

@@ -154,10 +154,7 @@ class Derived(Section):
     def made(self, **given: Any) -> Any:
         """Return an object of the class, with these settings and the values that dps provides.
 
-        Raises
-        ------
-        ConfigurationError
-            The class refuses them.
+        Raises `ConfigurationError` if the class refuses them.
         """
         names = [field.name for field in dataclasses.fields(self.made_class) if field.init]
         settings = {name: getattr(self, name) for name in names if name not in self.given}

@@ -58,10 +58,8 @@ def load_trials(
 def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
     """Return the trials of an experiment: every combination of the axes with every seed.
 
-    Raises
-    ------
-    ConfigurationError
-        Values on the axes are incompatible, or two labels differ only in punctuation.
+    Raises `ConfigurationError` if values on the axes are incompatible, or two labels differ only in
+    punctuation.
     """
     trials = tuple(
         Trial(

@@ -184,10 +184,8 @@ def batch_objection(training: TrainingSection, name: str, rows: int) -> str | No
 def misfit(config: TrialConfig) -> tuple[str, str] | None:
     """Return the key to change and the reason if a model cannot be trained on the data, or None.
 
-    Raises
-    ------
-    ConfigurationError
-        The data differ from the planned ones, or the model rejects their shape.
+    Raises `ConfigurationError` if the data differ from the planned ones, or the model rejects their
+    shape.
     """
     dataset, section, training = config.dataset, config.workload, config.training
     if not isinstance(dataset, OwnDataSection):

@@ -103,6 +103,8 @@ def examine_cluster(
 ) -> Iterator[Finding]:
     """Start three nodes like those of a trial (server, replica, worker) and check them.
 
+    Raises `ConfigurationError` if the trials run on virtual time, without a cluster.
+
     Parameters
     ----------
     trials
@@ -113,11 +115,6 @@ def examine_cluster(
         Time within which nodes must have started.
     notify
         Called with a message while the check waits.
-
-    Raises
-    ------
-    ConfigurationError
-        The trials run on virtual time, without a cluster.
     """
     section = trials[0].config.cluster
     if section.kind == "virtual":

@@ -108,10 +108,7 @@ def data_lines(trials: Sequence[Trial]) -> list[str]:
 def job_scripts(trial: Trial) -> str:
     """Return the job script of each group of a trial's nodes.
 
-    Raises
-    ------
-    ConfigurationError
-        The trial does not run as jobs.
+    Raises `ConfigurationError` if the trial does not run as jobs.
     """
     cluster = trial.config.cluster
     if not isinstance(cluster, QueueSection):
@@ -171,6 +168,9 @@ def find_pilot(
 ) -> tuple[list[Outcome], str]:
     """Return the outcomes of a pilot, which shows how much seeds differ, and its name.
 
+    Raises `ConfigurationError` if nothing of that name is recorded, or only trials of another
+    configuration.
+
     Parameters
     ----------
     named
@@ -184,11 +184,6 @@ def find_pilot(
         What figures of money are computed by.
     warn
         Receives a message for each record that cannot be used.
-
-    Raises
-    ------
-    ConfigurationError
-        Nothing of that name is recorded, or only trials of another configuration.
     """
     if named is None:
         name, folder = experiment.experiment, here / RESULTS / experiment.experiment

@@ -64,12 +64,8 @@ def check_deployments(
     Return how many of them may run at once: `parallel`, or the capacity of the deployment if that
     is lower, which is reported to `warn`. If `parallel` is None, it is `at_once_by_default`.
 
-    Raises
-    ------
-    ConfigurationError
-        A fault cannot be done there, or no job can be submitted.
-    CapacityError
-        There is no such deployment, or it has too few Dask workers.
+    Raises `ConfigurationError` if a fault cannot be done there, or no job can be submitted, and
+    `CapacityError` if there is no such deployment, or it has too few Dask workers.
     """
     parallel = at_once_by_default(trials) if parallel is None else parallel
     alike: defaultdict[object, list[Trial]] = defaultdict(list)
@@ -89,11 +85,8 @@ def check_models(trials: Sequence[Trial]) -> list[str]:
 
     Return a line for each of the user's models, which describes the check.
 
-    Raises
-    ------
-    ConfigurationError
-        A model fails, does not fit its data, has a wrong gradient, or is too small for its shards;
-        or a data function returns different data when it is called again.
+    Raises `ConfigurationError` if a model fails, does not fit its data, has a wrong gradient, or is
+    too small for its shards; or a data function returns different data when it is called again.
     """
     checked: dict[object, str] = {}
     functions: dict[PythonDataSection, None] = {}
@@ -114,10 +107,7 @@ def check_models(trials: Sequence[Trial]) -> list[str]:
 def check_datasets(trials: Sequence[Trial]) -> None:
     """Load each data set once, so that missing or too few data are found before anything runs.
 
-    Raises
-    ------
-    ConfigurationError
-        Data are missing, or a trial's batches are larger.
+    Raises `ConfigurationError` if data are missing, or a trial's batches are larger.
     """
     trials_of: defaultdict[str, list[Trial]] = defaultdict(list)
     for trial in trials:

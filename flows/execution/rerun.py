@@ -42,13 +42,7 @@ class Rerun:
     record: Record
 
     def run(self, view: PlainView) -> tuple[Outcome, Outcome]:
-        """Run the trial, show it in the open `view`, and return both outcomes.
-
-        Raises
-        ------
-        ConfigurationError
-            A record cannot be read, or the price of a node is unknown.
-        """
+        """Run the trial, show it in the open `view`, and return both outcomes."""
         trial, folder, prices = self.trial, self.folder, load_prices()
         view.begin(trial.experiment, [trial], [])
         view.started(trial)
@@ -63,17 +57,15 @@ class Rerun:
 def rerun_of(name: str, here: Path) -> Rerun:
     """Return how to run a recorded trial again.
 
+    Raises `ConfigurationError` if there is no such record, or it is not of a trial that can run
+    here.
+
     Parameters
     ----------
     name
         "experiment/trial", or the folder of the trial's record, or its record.
     here
         The working directory.
-
-    Raises
-    ------
-    ConfigurationError
-        There is no such record, or it is not of a trial that can run here.
     """
     original = _record_of(name, here)
     record = read_trial(original)

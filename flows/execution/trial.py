@@ -81,6 +81,8 @@ def run_trial(
 ) -> None:
     """Run one trial and record it in `folder`.
 
+    Raises `StoreUnavailable` if the end cannot be recorded, or the record cannot be opened.
+
     Parameters
     ----------
     trial
@@ -109,11 +111,6 @@ def run_trial(
     (`KeyboardInterrupt`): then it just stops, and the processes are ended before the interruption
     is raised. An unforeseen error fails the trial as well, and leaves its traceback beside the
     record. If an event cannot be written, the training is stopped, so that none runs unrecorded.
-
-    Raises
-    ------
-    StoreUnavailable
-        The end cannot be recorded, or the record cannot be opened.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     with (

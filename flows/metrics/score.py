@@ -139,10 +139,7 @@ SCORES = {
 def score_of(config: Mapping[str, Any]) -> Score:
     """Return the score of a trial, from its recorded configuration.
 
-    Raises
-    ------
-    RecordDamaged
-        There is no such score.
+    Raises `RecordDamaged` if there is no such score.
     """
     evaluation, dataset = config.get("evaluation") or {}, config.get("dataset") or {}
     named = evaluation.get("metric")

@@ -90,10 +90,8 @@ class Status:
 def status_of(folder: Path) -> Status:
     """Read the state of the experiment in a folder.
 
-    Raises
-    ------
-    ConfigurationError
-        The note of the process at work, or the list of trials, is damaged.
+    Raises `ConfigurationError` if the note of the process at work, or the list of trials, is
+    damaged.
     """
     noted = owner_of(folder)  # read once: it may change in between
     owner = None if noted is not None and noted.has_ended else noted
@@ -106,10 +104,7 @@ def statuses(here: Path, experiment: str | None = None) -> list[Status]:
 
     Running experiments come first.
 
-    Raises
-    ------
-    ConfigurationError
-        There is no such experiment; the message lists the existing ones.
+    Raises `ConfigurationError` if there is no such experiment; the message lists the existing ones.
     """
     root = here / RESULTS
     known = sorted(path.name for path in root.glob("*") if path.is_dir())
@@ -123,10 +118,8 @@ def statuses(here: Path, experiment: str | None = None) -> list[Status]:
 def running(here: Path, experiment: str | None = None) -> list[Status]:
     """Return the state of the running experiments of a working directory, or of this one.
 
-    Raises
-    ------
-    ConfigurationError
-        No experiment is running, or not this one; the message reports their state.
+    Raises `ConfigurationError` if no experiment is running, or not this one; the message reports
+    their state.
     """
     found = statuses(here, experiment)
     at_work = [status for status in found if status.owner is not None]

@@ -148,10 +148,7 @@ Source = TrialSource | ExperimentSource | SchedulerSource
 def source_of(target: str, here: Path) -> Source:
     """Return the source of a record or an experiment, by its name or its folder.
 
-    Raises
-    ------
-    ConfigurationError
-        There is no such record or experiment.
+    Raises `ConfigurationError` if there is no such record or experiment.
     """
     for folder in (Path(target), here / RESULTS / target):
         if (folder / EVENTS_FILE).is_file():

@@ -63,12 +63,8 @@ class Owner:
 def exclusive(folder: Path) -> Iterator[None]:
     """Lock an experiment's folder, so that no two commands write to the same records.
 
-    Raises
-    ------
-    ConfigurationError
-        Another command holds the lock.
-    StoreUnavailable
-        The folder cannot be written to.
+    Raises `ConfigurationError` if another command holds the lock, and `StoreUnavailable` if the
+    folder cannot be written to.
     """
     process = psutil.Process()
     me = Owner(socket.gethostname(), os.getpid(), process.create_time(), time.time())
@@ -98,10 +94,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 def owner_of(folder: Path) -> Owner | None:
     """Return the command that holds the lock of a folder or was killed holding it, or None.
 
-    Raises
-    ------
-    ConfigurationError
-        The content of the lock cannot be read.
+    Raises `ConfigurationError` if the content of the lock cannot be read.
     """
     path = folder / LOCK_FILE
     try:

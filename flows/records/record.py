@@ -46,15 +46,12 @@ class EventWriter:
     An older record at `path` is replaced. Events after `close` are dropped, as are all events after
     one that could not be written, because a record has no gaps.
 
+    Raises `StoreUnavailable` if the file cannot be written.
+
     Attributes
     ----------
     failure
         Why an event could not be written; None: all were.
-
-    Raises
-    ------
-    StoreUnavailable
-        The file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,10 +125,7 @@ def _append(file: IO[bytes], whole: int, event: Event) -> int:
 def end_record(path: Path, event: TrialEnded) -> None:
     """Append the end to a record that no process writes any more; keep all complete events.
 
-    Raises
-    ------
-    StoreUnavailable
-        The file cannot be written.
+    Raises `StoreUnavailable` if the file cannot be written.
     """
     try:
         with open_own(path, "r+b", buffering=0) as file:
@@ -215,11 +209,6 @@ def write_grid(
 
     `labels` are those of each axis, in the order of the configuration; `command` is the command
     line that ran them.
-
-    Raises
-    ------
-    StoreUnavailable
-        The folder cannot be written.
     """
     noted: dict[str, Any] = {"order_seed": order_seed, "trials": list(trials)}
     if labels:
@@ -234,11 +223,6 @@ def write_configuration(folder: Path, written: str) -> None:
     """Keep what was written to configure the experiment in `folder`, as of its last run.
 
     Without addresses' passwords; where nothing was written, nothing is kept.
-
-    Raises
-    ------
-    StoreUnavailable
-        The folder cannot be written.
     """
     path = folder / CONFIGURATION_FILE
     if written:
@@ -258,10 +242,7 @@ def event_files(folder: Path) -> list[Path]:
 
     Trials of an earlier configuration may lie in the same folder; they are not among them.
 
-    Raises
-    ------
-    ConfigurationError
-        What was noted by `write_grid` cannot be read.
+    Raises `ConfigurationError` if the note of `write_grid` cannot be read.
     """
     # Also a link that leads nowhere: it is a damaged record, not the lack of one.
     each = (trial / EVENTS_FILE for trial in folder.glob("*"))
@@ -326,12 +307,8 @@ class RecordReader:
         An incomplete last line is read when it is complete. Of events that the record is read
         `without`, which saves time, only the checksums are checked.
 
-        Raises
-        ------
-        ConfigurationError
-            There is no such file.
-        RecordDamaged
-            A line is not an event.
+        Raises `ConfigurationError` if there is no such file, and `RecordDamaged` if a line is not
+        an event.
         """
         try:
             with self._path.open("rb") as file:
@@ -356,12 +333,8 @@ class RecordReader:
 def read_record(path: Path, without: Collection[type[Event]] = ()) -> Record:
     """Read a record written by `EventWriter`; kinds of events `without` which it may be read.
 
-    Raises
-    ------
-    ConfigurationError
-        There is no such file.
-    RecordDamaged
-        A line other than the last is not an event.
+    Raises `ConfigurationError` if there is no such file, and `RecordDamaged` if a line other than
+    the last is not an event.
     """
     reader = RecordReader(path, without)
     events, _ = reader.read()

@@ -79,10 +79,8 @@ def find_run(
 ) -> Run:
     """Read the trials that a name stands for; report damaged ones to `warn` and leave them out.
 
-    Raises
-    ------
-    ConfigurationError
-        This working directory has no record of that name, or only damaged ones.
+    Raises `ConfigurationError` if this working directory has no record of that name, or only
+    damaged ones.
     """
     folder, part = _folder_and_part(name, here)
     starts = {path: _settings_of(path) for path in event_files(folder)}
@@ -147,10 +145,7 @@ def compared(runs: Sequence[Run]) -> tuple[Compared, ...]:
 
     They are compared for every combination of labels, of those not named, that all have.
 
-    Raises
-    ------
-    ConfigurationError
-        They have no combination in common.
+    Raises `ConfigurationError` if they have no combination in common.
     """
     first, names = runs[0], tuple(run.name for run in runs)
     rows: Rows = {at: trials for run in runs for at, trials in _rows(run).items()}
@@ -170,10 +165,7 @@ def compared(runs: Sequence[Run]) -> tuple[Compared, ...]:
 def check_comparable(runs: Sequence[Run]) -> None:
     """Check that runs can be set side by side.
 
-    Raises
-    ------
-    ConfigurationError
-        There is only one run, or a run is given twice.
+    Raises `ConfigurationError` if there is only one run, or a run is given twice.
     """
     first, *others = runs
     if not others:
@@ -200,13 +192,7 @@ def document(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def print_side_by_side(runs: Sequence[Run], console: Console) -> None:
-    """Print what changed between runs, then their metrics.
-
-    Raises
-    ------
-    ConfigurationError
-        They are experiments with nothing in common.
-    """
+    """Print what changed between runs, then their metrics."""
     import pandas as pd
 
     differ = settings_that_differ(*runs)

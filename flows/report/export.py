@@ -30,11 +30,6 @@ def export(
         Of "csv", which holds plain numbers, and "latex", which holds the tables of the report.
     figure_forms
         Of "svg", "pdf" and "png". The data of each figure are written beside it as CSV.
-
-    Raises
-    ------
-    StoreUnavailable
-        A file cannot be written.
     """
     written = list[Path]()
 

@@ -33,6 +33,9 @@ def write_report(
 ) -> Path:
     """Write the report of the experiment whose trials are in `folder`; return where it is.
 
+    Raises `ConfigurationError` if there is no record in the folder that can be used, and
+    `StoreUnavailable` if the report cannot be written.
+
     Parameters
     ----------
     folder
@@ -45,13 +48,6 @@ def write_report(
         Gets a line for each record that cannot be used.
     recorded, left_out
         The trials of `folder`, and a line for each damaged record, where they were read already.
-
-    Raises
-    ------
-    ConfigurationError
-        There is no record in the folder that can be used.
-    StoreUnavailable
-        The report cannot be written.
     """
     prices = prices or load_prices()
     study, unusable = open_study(folder, prices, recorded, left_out)
@@ -69,10 +65,7 @@ def open_study(
 ) -> tuple[Study, list[str]]:
     """Return the study of a folder, and a line for each unusable record.
 
-    Raises
-    ------
-    ConfigurationError
-        The folder has no usable record.
+    Raises `ConfigurationError` if the folder has no usable record.
     """
     unusable = list(left_out)
     if recorded is None:

@@ -132,6 +132,8 @@ def difference(
 ) -> Difference:
     """Return the mean of differences, with its statistics.
 
+    Raises `ValueError` if there is no value, or one that is not finite.
+
     Parameters
     ----------
     values
@@ -143,11 +145,6 @@ def difference(
         most and large in some, for which Student's t is too confident. The sign-flip test is exact
         for any distribution that is symmetric about its mean, such as the difference of two
         strategies that lose equally much. An interval of 95% takes 6 values.
-
-    Raises
-    ------
-    ValueError
-        There is no value, or one that is not finite.
     """
     data = np.asarray(values, float)
     if data.size == 0 or not np.isfinite(data).all():

@@ -73,10 +73,7 @@ def remedies_in(folder: Path, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     The command is that by which the experiment in `folder` was run last. While it runs, nothing is
     missing.
 
-    Raises
-    ------
-    ConfigurationError
-        The list of trials is damaged.
+    Raises `ConfigurationError` if the list of trials is damaged.
     """
     recorded = [each.identity.trial for each in outcomes]
     planned, command = recorded if at_work(folder) else trial_names(folder), command_of(folder)

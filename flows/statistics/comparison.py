@@ -129,11 +129,6 @@ def compared(
         The baseline and the metrics.
     rng
         Draws the subsets by which counts of many seeds are judged.
-
-    Raises
-    ------
-    ConfigurationError
-        The experiment has no such strategy as the baseline.
     """
     baseline = baseline_of(outcomes, section)
     if baseline is None:
@@ -173,10 +168,7 @@ def compare_rows(
 def baseline_of(outcomes: Sequence[Outcome], section: ComparisonSection) -> str | None:
     """Return the strategy that the others are compared with; None where there is no trial.
 
-    Raises
-    ------
-    ConfigurationError
-        The configuration names one that does not occur.
+    Raises `ConfigurationError` if the configuration names one that does not occur.
     """
     known = strategies(outcomes)
     if section.baseline is None or not known:
@@ -207,23 +199,14 @@ class Questions(Section):
 
 
 def write_questions(folder: Path, questions: Questions) -> None:
-    """Store the questions of the experiment in `folder`; they may change without another run.
-
-    Raises
-    ------
-    StoreUnavailable
-        The folder cannot be written.
-    """
+    """Store the questions of the experiment in `folder`; they may change without another run."""
     write_whole(folder / QUESTIONS_FILE, questions.model_dump_json(indent=1), "the claims")
 
 
 def read_questions(folder: Path) -> Questions:
     """Return the questions of the experiment in `folder`, or the defaults if none are stored.
 
-    Raises
-    ------
-    ConfigurationError
-        The file was changed by hand, and is invalid.
+    Raises `ConfigurationError` if the file was changed by hand, and is invalid.
     """
     path = folder / QUESTIONS_FILE
     if not path.exists():

@@ -50,10 +50,8 @@ class Finished:
 def experiment_folder(experiment: str, here: Path) -> Path:
     """Return the folder with an experiment's records.
 
-    Raises
-    ------
-    ConfigurationError
-        No trial of such an experiment is recorded in this working directory.
+    Raises `ConfigurationError` if no trial of such an experiment is recorded in this working
+    directory.
     """
     root, known = here / RESULTS, recorded_experiments(here)
     if experiment in known:

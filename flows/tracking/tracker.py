@@ -70,6 +70,8 @@ class Tracker:
     Creating one connects to the store, and creates the store and the experiment's run if there are
     none.
 
+    Raises `StoreUnavailable` if the store cannot be used.
+
     Parameters
     ----------
     experiment
@@ -84,11 +86,6 @@ class Tracker:
     ----------
     written
         Number of trials that it has written; those that were there already do not count.
-
-    Raises
-    ------
-    StoreUnavailable
-        The store cannot be used.
     """
 
     def __init__(self, experiment: str, folder: Path, uri: str | None = None) -> None:
@@ -124,12 +121,8 @@ class Tracker:
         A run of an earlier record of the same trial, and one that was left half written, is
         replaced. A run of another configuration stays, and is no trial of the experiment any more.
 
-        Raises
-        ------
-        Refused
-            The store works and does not take this trial.
-        StoreUnavailable
-            The store cannot be used.
+        Raises `Refused` if the store works and does not take this trial, and `StoreUnavailable` if
+        the store cannot be used.
         """
         own = done.outcome.identity
         fingerprint = hashlib.sha256(done.events_file.read_bytes()).hexdigest()
@@ -204,12 +197,8 @@ class Tracker:
         These are the effects of faults, the means of each strategy, the claims' verdicts, and the
         report, figures and other files of the experiment's `folder` as artifacts.
 
-        Raises
-        ------
-        Refused
-            The store works and does not take the report.
-        StoreUnavailable
-            The store cannot be used.
+        Raises `Refused` if the store works and does not take the report, and `StoreUnavailable` if
+        the store cannot be used.
         """
         import pandas as pd
 
@@ -433,10 +422,7 @@ def _place(tags: Mapping[str, str]) -> tuple[str, str]:
 def tracked_experiments(uri: str) -> dict[str, str]:
     """Return the ids of the experiments in a tracking store by their names.
 
-    Raises
-    ------
-    StoreUnavailable
-        The store cannot be read.
+    Raises `StoreUnavailable` if the store cannot be read.
     """
     prepare_mlflow()
     from mlflow import MlflowClient

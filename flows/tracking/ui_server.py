@@ -62,12 +62,8 @@ def ui_command(
 
     Store and token are in the environment, because all users can read command lines.
 
-    Raises
-    ------
-    ConfigurationError
-        There is no store to show, the store is a server with its own UI, or the port is taken.
-    StoreUnavailable
-        The store is damaged or cannot be written.
+    Raises `ConfigurationError` if there is no store to show, the store is a server with its own UI,
+    or the port is taken, and `StoreUnavailable` if the store is damaged or cannot be written.
     """
     uri = store or default_uri(here)
     if uri.lower().startswith(("http:", "https:")):

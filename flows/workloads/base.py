@@ -188,10 +188,7 @@ def rmse(predictions: Array, y: Array) -> float:
 def auc(predictions: Array, y: Array) -> float:
     """Return the area under the ROC curve of two classes; 0 where scores are not finite.
 
-    Raises
-    ------
-    ValueError
-        Examples are all of one class.
+    Raises `ValueError` if examples are all of one class.
     """
     from sklearn.metrics import roc_auc_score
 

@@ -53,10 +53,7 @@ def cache_folder() -> Path:
 def find(folder: Path | None) -> Path | None:
     """Return the folder that holds the files already, or None when they must be downloaded.
 
-    Raises
-    ------
-    ConfigurationError
-        A folder was named and lacks a file.
+    Raises `ConfigurationError` if a folder was named and lacks a file.
     """
     if folder is None:
         places = (PACKAGED, cache_folder())
@@ -72,10 +69,7 @@ def find(folder: Path | None) -> Path | None:
 def download() -> Path:
     """Download the files that are missing in the cache folder, and return the folder.
 
-    Raises
-    ------
-    ConfigurationError
-        The download failed; the message describes the remedy.
+    Raises `ConfigurationError` if the download failed; the message describes the remedy.
     """
     cache = cache_folder()
     try:
@@ -123,10 +117,8 @@ def read_idx(path: Path, dimensions: int) -> Array:
     The format is four bytes (0, 0, type, number of dimensions), each dimension as a big-endian
     uint32, then the values, row-major.
 
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read, or is no complete idx file with this number of dimensions.
+    Raises `ConfigurationError` if the file cannot be read, or is no complete idx file with this
+    number of dimensions.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

@@ -32,10 +32,7 @@ _REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 def sha256_of(path: str) -> str:
     """Return the SHA-256 of a file, or of the names and contents of the files of a folder.
 
-    Raises
-    ------
-    ConfigurationError
-        It cannot be read.
+    Raises `ConfigurationError` if it cannot be read.
     """
     place, sha = Path(path), hashlib.sha256()
     try:
@@ -88,11 +85,8 @@ class OwnCode:
     def load(self) -> Callable[..., Any]:
         """Return the callable.
 
-        Raises
-        ------
-        ConfigurationError
-            The module cannot be imported, has changed, or has nothing of this name that can be
-            called.
+        Raises `ConfigurationError` if the module cannot be imported, has changed, or has nothing of
+        this name that can be called.
         """
         place, _, name = self.reference.partition(":")
         with refusing(self.reference):
@@ -119,10 +113,7 @@ class OwnCode:
 def find(reference: str, folder: Path) -> OwnCode:
     """Find a module: beside the configuration, in the working directory, or an installed one.
 
-    Raises
-    ------
-    ConfigurationError
-        It is in none of these, or `reference` is not "module:name".
+    Raises `ConfigurationError` if it is in none of these, or `reference` is not "module:name".
     """
     place, _ = module_and_name(reference)
     places = dict.fromkeys(Path(each, f"{place}.py").absolute() for each in (folder, Path()))
@@ -152,10 +143,7 @@ def module_and_name(reference: str) -> tuple[str, str]:
 def code_at(reference: str, path: str | None) -> OwnCode:
     """Return the present code of this name in a file, or without one in an installed module.
 
-    Raises
-    ------
-    ConfigurationError
-        The module cannot be imported, or its file cannot be read.
+    Raises `ConfigurationError` if the module cannot be imported, or its file cannot be read.
     """
     if path is not None:
         return OwnCode(reference, path, sha256_of(path))

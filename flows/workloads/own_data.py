@@ -24,10 +24,7 @@ def returned(place: str, found: Any, regression: bool) -> tuple[Examples, Array 
 
     The second value is the mask of the scored rows, if the function splits the data.
 
-    Raises
-    ------
-    ConfigurationError
-        The function returned an invalid value.
+    Raises `ConfigurationError` if the function returned an invalid value.
     """
     if not isinstance(found, tuple) or len(found) not in (2, 4):
         what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
@@ -67,6 +64,9 @@ def prepared(
 ) -> Dataset:
     """Return a data set of examples: split, scaled, in float32, with classes numbered from 0.
 
+    Raises `ConfigurationError` if targets are not valid classes, there are too few rows, or sparse
+    data would be shifted.
+
     Parameters
     ----------
     place
@@ -80,11 +80,6 @@ def prepared(
         training part. A column that is constant there is only shifted.
     regression
         Whether targets are numbers instead of classes.
-
-    Raises
-    ------
-    ConfigurationError
-        Targets are not valid classes, there are too few rows, or sparse data would be shifted.
     """
     y, names, scale = examples.y, examples.y[:0], 1.0
     if not regression:
@@ -171,7 +166,6 @@ def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
                 f"{place}: the target is {y[wrong[0]]:.16g} in row {wrong[0] + 1} of the examples; "
                 f"expected texts, or whole numbers of at most {LARGEST_CLASS:,}. To predict "
                 "numbers, set task: regression"
-                "set task: regression"
             )
         y = y.astype(np.int64)
     names, numbers, counts = np.unique(y, return_inverse=True, return_counts=True)

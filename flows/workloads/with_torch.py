@@ -24,6 +24,8 @@ PRELOAD = ("flows.workloads.torch_module",)  # for processes that are forked, so
 def torch_module(shape: DatasetShape, module: str, loss: str = CROSS_ENTROPY) -> Workload:
     """Make a workload of a torch module.
 
+    Raises `ConfigurationError` if torch is not installed, or there is nothing of such a name.
+
     Parameters
     ----------
     shape
@@ -34,11 +36,6 @@ def torch_module(shape: DatasetShape, module: str, loss: str = CROSS_ENTROPY) ->
     loss
         Names a callable that returns the mean loss over a batch, given scores and int64 classes;
         or, for regression, predictions and targets, where the mean squared error is the default.
-
-    Raises
-    ------
-    ConfigurationError
-        torch is not installed, or there is nothing of such a name.
     """
     if shape.regression and loss == CROSS_ENTROPY:
         loss = SQUARED  # the default for numbers
@@ -59,11 +56,8 @@ def need_torch() -> None:
 def find(reference: str) -> Any:
     """Return the callable that "package.module:name" names.
 
-    Raises
-    ------
-    ConfigurationError
-        torch is not installed, the module fails, there is nothing of this name, or it cannot be
-        called.
+    Raises `ConfigurationError` if torch is not installed, the module fails, there is nothing of
+    this name, or it cannot be called.
     """
     need_torch()
     place, name = module_and_name(reference)
