@@ -17,11 +17,7 @@ from flows.config.own_data import (
     SvmlightSection,
     TableSection,
 )
-from flows.config.sections import (
-    Derived,
-    Group,
-    Section,
-)
+from flows.config.sections import Derived, Group, Section
 from flows.config.settings import TrainingSection
 from flows.workloads import DATASETS as BUILT_IN
 from flows.workloads import (

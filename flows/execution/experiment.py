@@ -21,14 +21,7 @@ from dps.errors import DpsError
 from dps.observe.tracking import beside, store_errors
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand, in_blocks
-from flows.execution.attempt import (
-    Again,
-    Attempt,
-    end_unfinished,
-    prepare,
-    set_aside,
-    take_back,
-)
+from flows.execution.attempt import Again, Attempt, end_unfinished, prepare, set_aside, take_back
 from flows.execution.preflight import check_datasets, recorded_in
 from flows.metrics.outcome import Outcome
 from flows.metrics.prices import Prices, load_prices

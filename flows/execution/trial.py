@@ -28,14 +28,7 @@ from dps.cluster.supervision.session import SchedulerWatch
 from dps.core.credentials import masked
 from dps.core.names import NODE_ROLES, replacement, role_of
 from dps.errors import ConfigurationError, DpsError, SchedulerLost, StoreUnavailable
-from dps.events import (
-    CheckpointRefused,
-    Event,
-    FaultMissed,
-    Killed,
-    NodeLeaving,
-    Sink,
-)
+from dps.events import CheckpointRefused, Event, FaultMissed, Killed, NodeLeaving, Sink
 from dps.faults import AtUpdates, FaultPlan
 from dps.faults.injector import Injector
 from dps.faults.targets import obstacles

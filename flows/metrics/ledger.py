@@ -16,13 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from dps.core.updates import UpdateId
-from dps.events import (
-    Acked,
-    Applied,
-    Promoted,
-    Replayed,
-    Restored,
-)
+from dps.events import Acked, Applied, Promoted, Replayed, Restored
 from flows.metrics.faults import FaultTimes
 from flows.records.events import Audited
 from flows.records.record import Record

@@ -16,14 +16,7 @@ from dps.events import CheckpointWritten, NodeJoined, ResourceSampled
 from dps.recovery.checkpoint import Checkpoint
 from flows.metrics.faults import Span, training_span
 from flows.metrics.metric import LINKS
-from flows.metrics.processes import (
-    Process,
-    deaths,
-    joins,
-    last_samples,
-    node_spans,
-    process_of,
-)
+from flows.metrics.processes import Process, deaths, joins, last_samples, node_spans, process_of
 from flows.records.record import Record
 
 SECONDS_PER_HOUR = 3600.0

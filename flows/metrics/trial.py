@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from dps.events import (
-    Acked,
-    Evaluated,
-    EvaluationMissed,
-    FaultMissed,
-    ResourceSampled,
-)
+from dps.events import Acked, Evaluated, EvaluationMissed, FaultMissed, ResourceSampled
 from flows.metrics.faults import (
     FaultTimes,
     Outage,

@@ -32,13 +32,7 @@ from flows.report import tables
 from flows.report.study import NUMBERS, Study
 from flows.report.terminal import print_remarks, print_table
 from flows.statistics.comparison import Compared, Rows, compare_rows, read_questions, rows_by
-from flows.statistics.finished import (
-    Finished,
-    as_configured,
-    experiment_folder,
-    read_whole,
-    setup,
-)
+from flows.statistics.finished import Finished, as_configured, experiment_folder, read_whole, setup
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -38,13 +38,7 @@ from flows.statistics.claims import judge
 from flows.statistics.comparison import read_questions
 from flows.statistics.finished import Finished
 from flows.statistics.groups import Group, summarize
-from flows.tracking.store import (
-    Refused,
-    create_database,
-    default_uri,
-    directory_id,
-    prepare_mlflow,
-)
+from flows.tracking.store import Refused, create_database, default_uri, directory_id, prepare_mlflow
 
 PREFIX = "dps/"
 KIND, DIRECTORY, RECORD, ORDER = "dps.kind", "dps.directory", "dps.record", "dps.order"

@@ -16,12 +16,7 @@ from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Evaluated, Promoted
 from flows.records.events import TrainingStarted, TrialEnded, TrialStarted
 from flows.records.log import LOG_FILE, TrialLog
-from flows.records.record import (
-    EVENTS_FILE,
-    EventWriter,
-    Record,
-    read_record,
-)
+from flows.records.record import EVENTS_FILE, EventWriter, Record, read_record
 from tests.flows.execution.test_run import CONFIG
 from tests.support.waiting import eventually
 

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.events import (
-    CapacityRestored,
-    Killed,
-    Paused,
-    ResourceSampled,
-    Resumed,
-    WorkerJoined,
-)
+from dps.events import CapacityRestored, Killed, Paused, ResourceSampled, Resumed, WorkerJoined
 from flows.metrics.faults import training_span
 from flows.metrics.prices import node_seconds
 from flows.metrics.processes import deaths, joins, process_of

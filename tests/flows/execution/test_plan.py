@@ -9,11 +9,7 @@ from rich.console import Console
 
 from flows.config.experiment import TrialConfig, load_experiment
 from flows.config.trials import Trial, digest, expand
-from flows.execution.plan import (
-    fault_plans,
-    plan_table,
-    queue_needs,
-)
+from flows.execution.plan import fault_plans, plan_table, queue_needs
 from flows.execution.preflight import recorded_in
 from flows.monitor.estimate import Durations
 from tests.support.virtual_trials import BASE, virtual_trial

@@ -8,13 +8,7 @@ import pytest
 import yaml
 
 from dps.errors import ConfigurationError
-from dps.events import (
-    Disturbed,
-    Event,
-    FaultMissed,
-    Killed,
-    Paused,
-)
+from dps.events import Disturbed, Event, FaultMissed, Killed, Paused
 from dps.faults import Among, AtUpdates, InChain, Kill, Pause, Seat, Slow
 from flows.config.experiment import load_experiment
 from flows.config.trials import Trial, expand

@@ -25,17 +25,9 @@ from flows.metrics.effects import Curve, accuracy_points, difference
 from flows.metrics.faults import FaultTimes
 from flows.metrics.outcome import Outcome
 from flows.metrics.trial import Trial as Recorded
-from flows.records.events import (
-    TrainingStarted,
-    TrialEnded,
-    TrialResumed,
-    TrialStarted,
-)
+from flows.records.events import TrainingStarted, TrialEnded, TrialResumed, TrialStarted
 from flows.records.record import Record
-from flows.statistics.finished import (
-    finished,
-    with_effects,
-)
+from flows.statistics.finished import finished, with_effects
 from tests.support.records import PRICES, acked, applied
 
 FAULT = {"kind": "kill", "target": "server-0", "at_updates": 100}

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dps.events import (
-    Event,
-    Killed,
-    Promoted,
-    Replayed,
-)
+from dps.events import Event, Killed, Promoted, Replayed
 from flows.metrics.ledger import Ledger
 from flows.metrics.trial import Trial
 from flows.records.record import Record

@@ -12,13 +12,7 @@ from flows.metrics.outcome import Outcome, outcome
 from flows.records.events import TrialResumed
 from flows.records.record import Record
 from tests.support.records import PRICES
-from tests.support.synthetic import (
-    BACK_AFTER,
-    KILL_AT,
-    STRATEGIES,
-    UPDATES,
-    toy_events,
-)
+from tests.support.synthetic import BACK_AFTER, KILL_AT, STRATEGIES, UPDATES, toy_events
 
 
 def test_a_record_without_an_end_is_failed() -> None:

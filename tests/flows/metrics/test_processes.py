@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dps.events import (
-    Event,
-    Killed,
-    NodeJoined,
-    NodeLeft,
-    ResourceSampled,
-)
+from dps.events import Event, Killed, NodeJoined, NodeLeft, ResourceSampled
 from flows.metrics.outcome import outcome
 from flows.metrics.prices import load_prices
 from flows.metrics.processes import deaths, joins, node_spans, process_of

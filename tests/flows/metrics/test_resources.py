@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dps.events import (
-    Acked,
-    CheckpointWritten,
-    Event,
-    Killed,
-    NodeJoined,
-    ResourceSampled,
-)
+from dps.events import Acked, CheckpointWritten, Event, Killed, NodeJoined, ResourceSampled
 from flows.metrics.outcome import outcome
 from flows.metrics.prices import SECONDS_PER_MONTH, Spending, moved_by_link, stored_bytes
 from flows.records.events import TrainingStarted, TrialStarted

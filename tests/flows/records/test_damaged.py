@@ -19,12 +19,7 @@ import yaml
 
 from flows.records.owner import exclusive
 from flows.records.record import EARLIER, EVENTS_FILE, read_trial
-from tests.support.damage import (
-    BYTES,
-    dps,
-    flipped,
-    working_in,
-)
+from tests.support.damage import BYTES, dps, flipped, working_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

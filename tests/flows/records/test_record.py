@@ -10,13 +10,7 @@ from zlib import crc32
 import pytest
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import (
-    CheckpointFailed,
-    Evaluated,
-    FaultMissed,
-    Reported,
-    to_json,
-)
+from dps.events import CheckpointFailed, Evaluated, FaultMissed, Reported, to_json
 from dps.recovery.files import sealed
 from flows.records.events import DashboardServed, TrialEnded
 from flows.records.record import (

@@ -10,15 +10,8 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError
 from flows.metrics.prices import load_prices
-from flows.report.compare import (
-    check_comparable,
-    compared,
-    find_run,
-    print_side_by_side,
-)
-from tests.support.synthetic import (
-    write_experiment,
-)
+from flows.report.compare import check_comparable, compared, find_run, print_side_by_side
+from tests.support.synthetic import write_experiment
 
 PRICES = load_prices()
 

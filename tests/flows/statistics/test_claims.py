@@ -17,12 +17,7 @@ from flows.metrics.prices import load_prices
 from flows.records.record import Record
 from flows.report.claims import verdict_sentence, warnings
 from flows.report.terminal import print_plan
-from flows.statistics.claims import (
-    JudgedClaim,
-    fixed,
-    judge,
-    planned,
-)
+from flows.statistics.claims import JudgedClaim, fixed, judge, planned
 from flows.statistics.decisions import more
 from flows.statistics.power import power_of_claim
 from tests.support.records import with_values

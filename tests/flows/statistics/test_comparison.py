@@ -30,9 +30,7 @@ from flows.statistics.comparison import (
     write_questions,
 )
 from tests.support.records import with_values
-from tests.support.synthetic import (
-    toy_events,
-)
+from tests.support.synthetic import toy_events
 
 PRICES = load_prices()
 SIX = (

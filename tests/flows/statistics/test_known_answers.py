@@ -14,14 +14,7 @@ import numpy as np
 import pytest
 
 from flows.statistics import SIGNIFICANCE, Difference, difference
-from flows.statistics.decisions import (
-    Region,
-    Verdict,
-    decide,
-    equivalent,
-    less,
-    more,
-)
+from flows.statistics.decisions import Region, Verdict, decide, equivalent, less, more
 from flows.statistics.power import power_of_claim, seeds_needed
 
 REPETITIONS = 1_000

@@ -8,11 +8,7 @@ from scipy import stats
 
 from flows.statistics import difference
 from flows.statistics.decisions import Region, decide, equivalent, less, more
-from flows.statistics.power import (
-    fewest_seeds,
-    power_of_claim,
-    seeds_needed,
-)
+from flows.statistics.power import fewest_seeds, power_of_claim, seeds_needed
 
 
 @pytest.mark.parametrize(("effect", "pairs"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10)])

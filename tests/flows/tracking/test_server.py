@@ -10,11 +10,7 @@ import psutil
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.tracking.ui_server import (
-    HOST,
-    child,
-    ui_command,
-)
+from flows.tracking.ui_server import HOST, child, ui_command
 
 TOKEN = "what-nobody-guesses"
 

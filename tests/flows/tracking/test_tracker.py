@@ -22,19 +22,8 @@ from flows.records.record import read_record
 from flows.statistics.comparison import Questions, write_questions
 from flows.statistics.finished import Finished, finished, read_experiment
 from flows.tracking.store import default_uri
-from flows.tracking.tracker import (
-    Tracker,
-    deliver,
-    named_figures,
-    tracked_experiments,
-)
-from tests.support.synthetic import (
-    UPDATES,
-    reported,
-    toy_events,
-    write_events,
-    write_experiment,
-)
+from flows.tracking.tracker import Tracker, deliver, named_figures, tracked_experiments
+from tests.support.synthetic import UPDATES, reported, toy_events, write_events, write_experiment
 
 pytestmark = (
     pytest.mark.slow

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.workloads import (
-    Array,
-    Dataset,
-    Digits,
-    batches,
-)
+from flows.workloads import Array, Dataset, Digits, batches
 
 DIGITS_DIGEST = "805b7f3e30710e33976e20de9312d6bd2b63806f21292cd3ed73360e824daa9f"
 

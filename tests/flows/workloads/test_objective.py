@@ -7,11 +7,7 @@ import pytest
 
 from dps.core.rules.proximal import L1
 from flows.config.experiment import load_experiment
-from flows.workloads import (
-    Digits,
-    Objective,
-    ParityRegression,
-)
+from flows.workloads import Digits, Objective, ParityRegression
 
 RNG = np.random.default_rng(4)
 Arrays = dict[str, np.ndarray]

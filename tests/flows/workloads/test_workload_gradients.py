@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flows.workloads import (
-    MLP,
-    DatasetShape,
-    ParityRegression,
-    SoftmaxRegression,
-    Workload,
-)
+from flows.workloads import MLP, DatasetShape, ParityRegression, SoftmaxRegression, Workload
 
 SHAPE = DatasetShape(features=6, classes=3)
 

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from flows.workloads import (
-    Arrays,
-    Dataset,
-    Digits,
-    ParityRegression,
-    SoftmaxRegression,
-)
+from flows.workloads import Arrays, Dataset, Digits, ParityRegression, SoftmaxRegression
 
 L2 = 0.01
 
