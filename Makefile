@@ -1,8 +1,9 @@
 # Every target sets up what it needs. `make help` lists them.
 
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
+OLDEST := .venv-oldest
+BIN = $(VENV)/bin
 READY := $(VENV)/.ready
 SOAK_MINUTES ?= 30
 SOAK_SEED ?= 0
@@ -13,7 +14,7 @@ EXPERIMENT ?= demo
 PROFILE ?= laptop
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate shapes torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types build lock ui report bench bench-throughput bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines bench-examples simulate simulate-fresh mutants validate soak clean frontier
+.PHONY: help setup demo explore fashion fashion-data wordnet test test-oldest test-all test-clusters test-others deployment-test examples examples-large framework replicate shapes torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types build lock ui report bench bench-throughput bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines bench-examples simulate simulate-fresh mutants validate soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -43,12 +44,12 @@ fashion-data:
 
 # Tests that start clusters wait most of the time, and watch the clock: more than two at once would
 # disturb each other. The others take what the processors have left.
-CLUSTERS := $(BIN)/python -m pytest -n 2 --dist loadfile -m
-OTHERS := nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal -m
+CLUSTERS = $(BIN)/python -m pytest -n 2 --dist loadfile -m
+OTHERS = nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal -m
 SIMULATE_FRESH := $(BIN)/python -m tests.simulator --schedules 320 --fresh $$(git rev-parse HEAD)
 
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
-test test-all test-clusters test-others deployment-test slurm-test torch-test browser-test: export PYTHONDONTWRITEBYTECODE :=
+test test-oldest test-all test-clusters test-others deployment-test slurm-test torch-test browser-test: export PYTHONDONTWRITEBYTECODE :=
 
 # The tests $(1) beside the tests $(2), and then $(3) while the first are still going on.
 define at-once
@@ -64,6 +65,17 @@ endef
 
 test: setup ## run what everybody runs, in minutes: all but the slow tests, and schedules of faults of the present commit's own
 	$(call at-once,cluster and not slow and not deployment,not cluster and not slow,nice -n 19 $(SIMULATE_FRESH))
+
+test-oldest: $(OLDEST)/.ready ## run those tests with the lowest versions that pyproject.toml allows
+	$(call at-once,cluster and not slow and not deployment,not cluster and not slow)
+
+test-oldest $(OLDEST)/.ready: VENV = $(OLDEST)
+
+$(OLDEST)/.ready: pyproject.toml
+	rm -rf $(OLDEST) && $(PYTHON) -m venv $(OLDEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --resolution lowest-direct -e '.[dev]'
+	touch $@
 
 test-all: setup ## run every test of this machine alone, those of `make test` among them
 	$(call at-once,cluster and not deployment,not cluster)
@@ -223,7 +235,7 @@ soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30), and check e
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
 
 clean: ## remove results, tracking store, caches and .venv
-	rm -rf $(VENV) results build *.egg-info
+	rm -rf .venv* results build *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find mlruns -mindepth 1 ! -name .gitignore -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
