@@ -80,7 +80,7 @@ class Flags:
         (self.folder / f"begun-{os.getpid()}").touch()
 
     def await_begun(self, workers: int) -> None:
-        """Wait until `count` processes push."""
+        """Wait until `workers` processes push."""
         until = time.monotonic() + PATIENCE
         while len(list(self.folder.glob("begun-*"))) < workers:
             if time.monotonic() > until:

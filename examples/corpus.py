@@ -21,9 +21,9 @@ from dps import ConfigurationError
 
 PACKAGES = ("sklearn", "scipy", "numpy", "matplotlib", "dask", "distributed", "mlflow")
 WORD = re.compile(r"[a-z]{3,}")
-LEAST_WORDS = 60  # in a docstring, for it to be a document
-LEAST_DOCUMENTS = 8  # that a word must be in, and at most this share of all
-MOST_OF_ALL = 0.25
+MIN_WORDS = 60  # in a docstring, for it to be a document
+MIN_DOCUMENTS = 8  # that a word must be in, and at most this share of all
+MAX_OF_ALL = 0.25
 
 
 def write_corpus(folder: Path, documents: int, seed: int) -> Path:
@@ -104,7 +104,7 @@ def _docstrings(number: int, rng: np.random.Generator) -> list[str]:
         if len(found) >= number:
             return list(found)[:number]
     raise ConfigurationError(
-        f"only {len(found)} docstrings of {LEAST_WORDS} words are installed, {number} are needed; "
+        f"only {len(found)} docstrings of {MIN_WORDS} words are installed, {number} are needed; "
         "give a file in the bag-of-words format of the UCI repository with --data"
     )
 
@@ -117,7 +117,7 @@ def _docstrings_in(file: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             text = ast.get_docstring(node, clean=False) or ""
-            if len(WORD.findall(text.lower())) >= LEAST_WORDS:
+            if len(WORD.findall(text.lower())) >= MIN_WORDS:
                 yield text
 
 
@@ -126,9 +126,9 @@ def _vocabulary(bags: list[Counter[str]]) -> list[str]:
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
     documents = Counter(word for bag in bags for word in bag)
-    most = MOST_OF_ALL * len(bags)
+    most = MAX_OF_ALL * len(bags)
     return sorted(
         word
         for word, count in documents.items()
-        if LEAST_DOCUMENTS <= count <= most and word not in ENGLISH_STOP_WORDS
+        if MIN_DOCUMENTS <= count <= most and word not in ENGLISH_STOP_WORDS
     )

@@ -34,7 +34,7 @@ PRIORS = Priors(topics=1 / TOPICS, words=1 / TOPICS)  # scikit-learn's defaults
 SWEEPS, AVERAGED = 150, 50  # passes over all documents; the last ones are what topics are made of
 BOUND = 1
 HELD_OUT = 5  # every fifth document
-LEAST_TOKENS = 2  # in a document, for perplexity: half of them tell its topics, half are asked for
+MIN_TOKENS = 2  # in a document, for perplexity: half of them tell its topics, half are asked for
 SIZES = {"small": 1000, "large": 5000}  # documents
 SHOWN = 8  # words of a topic
 
@@ -69,10 +69,10 @@ def solve(client: Client, task: Task) -> Outcome:
     path = task.data or write_corpus(task.output, SIZES[task.size], task.seed)
     corpus = read_bag_of_words(path)
     learn, held_out = split(corpus.counts)
-    if not learn.sum() or held_out.sum(axis=1).max(initial=0) < LEAST_TOKENS:
+    if not learn.sum() or held_out.sum(axis=1).max(initial=0) < MIN_TOKENS:
         raise ConfigurationError(
             f"{path}: every {HELD_OUT}th document is held out, and one of these must have "
-            f"{LEAST_TOKENS} words at least, and one of the others any; found "
+            f"{MIN_TOKENS} words at least, and one of the others any; found "
             f"{learn.shape[0]} documents of {int(learn.sum())} words to learn from, and "
             f"{held_out.shape[0]} of {int(held_out.sum())} words held out"
         )

@@ -23,7 +23,7 @@ from flows.readers import Examples, read_npz, read_svmlight
 STRIDE = 0x9E3779B1  # a prime: no two ranks meet in one column
 WEIGHTS = 200
 OFFSET = 100.0
-MOST_SHOWN = 3  # labels in a message
+MAX_SHOWN = 3  # labels in a message
 
 Array = npt.NDArray[np.float64]
 
@@ -161,7 +161,7 @@ def survey(path: Path) -> File:
     found = _read(path)
     labels = np.unique(found.y).tolist()
     if len(labels) != 2:
-        shown = ", ".join(f"{label:g}" for label in labels[:MOST_SHOWN])
+        shown = ", ".join(f"{label:g}" for label in labels[:MAX_SHOWN])
         raise ConfigurationError(
             f"{path}: expected labels of two kinds, such as -1 and 1; found: {shown}"
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Fewer than the defaults of pandas: "None" may be a class.
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "NAN", "null", "NULL")
 DELIMITERS = ",;\t|"
-MOST_NAMED = 24  # columns in a message
+MAX_NAMED = 24  # columns in a message
 MAX_CATEGORIES = 1000  # in a one-hot column; each becomes a feature
 UNNAMED = re.compile(r"(Unnamed: \d+|__index_level_\d+__|__null_dask_index__)?")
 NUMBERED = re.compile(r"index|idx|id|level_\d+|row_?(names?|numbers?|nr|ids?)", re.IGNORECASE)
@@ -216,11 +216,11 @@ def table_examples(
         left_out = [name for name in row_labels(table.frame) if name != target]
         features = [name for name in there if name not in {target, *left_out}]
         if left_out:
-            notes.append(f"without {listed(map(quoted, left_out), MOST_NAMED)}")
+            notes.append(f"without {listed(map(quoted, left_out), MAX_NAMED)}")
     used = {"target": [target], "features": features, "one_hot": one_hot, "dates": dates}
     for key, name in ((key, name) for key, names in used.items() for name in names):
         if name not in there:
-            known = f"there are: {listed(map(quoted, there), MOST_NAMED)}"
+            known = f"there are: {listed(map(quoted, there), MAX_NAMED)}"
             if question := meant(name, there):
                 known = f"{question} T{known[1:]}"
             raise ColumnUnfit(f"{path}: no column {quoted(name)}; {known}", key)

@@ -35,11 +35,11 @@ from flows.readers import (
 )
 from flows.workloads import Dataset
 from flows.workloads.own_code import sha256_of
-from flows.workloads.own_data import LEAST_TO_DIVIDE, summary
+from flows.workloads.own_data import MIN_TO_DIVIDE, summary
 
-MOST_CLASSES = 20  # more different whole numbers are a regression, unless --task is given
-MOST_VALUES = 20  # at most, in a column of texts that is one-hot encoded
-MOST_LISTED = 20  # columns in a message
+MAX_CLASSES = 20  # more different whole numbers are a regression, unless --task is given
+MAX_VALUES = 20  # at most, in a column of texts that is one-hot encoded
+MAX_LISTED = 20  # columns in a message
 KINDS = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -173,7 +173,7 @@ def data_file(path: Path, target: str | None, task: str | None, folder: Path) ->
         names = [*table.frame.columns]
         if target is None:
             raise ConfigurationError(
-                f"--target: expected a column of {path}: {listed(map(quoted, names), MOST_LISTED)}"
+                f"--target: expected a column of {path}: {listed(map(quoted, names), MAX_LISTED)}"
             )
         section["target"] = target
         left_out = _choose_columns(table, target, section)
@@ -230,7 +230,7 @@ def _role(frame: Any, name: str) -> str:
     if texts.str.match(r"\d{4}-\d\d-\d\d").all():
         return "dates"
     values = filled.map(str).nunique()
-    return "one_hot" if values <= MOST_VALUES else f"has {values:,} different texts"
+    return "one_hot" if values <= MAX_VALUES else f"has {values:,} different texts"
 
 
 def _guessed(targets: Array) -> str:
@@ -241,6 +241,6 @@ def _guessed(targets: Array) -> str:
     if targets.dtype.kind != "f" or not len(targets):
         return "classification"
     values, counts = np.unique(targets, return_counts=True)
-    few = len(values) <= MOST_CLASSES and counts.min() >= LEAST_TO_DIVIDE
+    few = len(values) <= MAX_CLASSES and counts.min() >= MIN_TO_DIVIDE
     whole = np.array_equal(values, np.round(values))
     return "classification" if whole and few else "regression"

@@ -18,7 +18,7 @@ from dps.errors import ConfigurationError
 from flows.config.document import Document, Override, place_of
 from flows.quoting import listed, meant, quoted, shown
 
-MOST_LISTED = 24
+MAX_LISTED = 24
 
 Complaint = tuple[str, str]  # a dotted key, and the problem with its value
 
@@ -42,7 +42,7 @@ def refusing(key: str = "") -> Iterator[None]:
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return the nearest known words as a question, then all, for after a semicolon."""
     question = meant(word, known := list(known))
-    return f"{question + ' There' if question else 'there'} are: {listed(known, MOST_LISTED)}"
+    return f"{question + ' There' if question else 'there'} are: {listed(known, MAX_LISTED)}"
 
 
 def check_known(word: str, known: Iterable[str], what: str, key: str = "") -> None:

@@ -43,8 +43,8 @@ FREE = ("experiment", "seed", "time_limit", "cluster")
 # Settings that are recorded but not decisive.
 NO_MATTER = re.compile(r"(workload|dataset)\.path|dataset\.target_deviation|faults\.\d+\.csv")
 FEW_FAULTS = 2  # that a cell of the table names
-MOST_NAMED = 8  # trials or seeds in a line
-MOST_ROWS = 100  # of the table of trials: rich takes a second for a thousand
+MAX_NAMED = 8  # trials or seeds in a line
+MAX_ROWS = 100  # of the table of trials: rich takes a second for a thousand
 
 
 def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
@@ -63,7 +63,7 @@ def plan_table(trials: Sequence[Trial], recorded: Container[str]) -> Table:
     for heading in ("#", "trial", *trials[0].labels, "seed", "fault plan", "nodes", "state"):
         numeric = heading in ("#", "seed", "nodes")
         table.add_column(Text(heading), justify="right" if numeric else "left")
-    for number, trial in enumerate(trials[:MOST_ROWS], 1):
+    for number, trial in enumerate(trials[:MAX_ROWS], 1):
         state = "recorded" if trial.name in recorded else "to run"
         cells = [
             str(number),
@@ -73,7 +73,7 @@ def plan_table(trials: Sequence[Trial], recorded: Container[str]) -> Table:
             _brief(trial.config.fault_plan),
         ]
         table.add_row(*map(Text, [*cells, str(len(trial.config.node_names)), state]))
-    if (more := len(trials) - MOST_ROWS) > 0:
+    if (more := len(trials) - MAX_ROWS) > 0:
         table.add_row("", f"… and {more:,} more, which --json lists")
     return table
 
@@ -140,7 +140,7 @@ def fault_plans(trials: Sequence[Trial]) -> list[str]:
     lines = []
     for plan, names in trials_of.items():
         lines += [
-            f"Faults of {listed(names, MOST_NAMED)}:",
+            f"Faults of {listed(names, MAX_NAMED)}:",
             *(f"  {each}" for each in numbered(plan)),
         ]
     return lines

@@ -37,8 +37,8 @@ from flows.records.events import (
     TrialStarted,
 )
 
-MOST_RECENT = 10
-MOST_STALENESS = 200  # updates that the staleness shown is the median of
+MAX_RECENT = 10
+MAX_STALENESS = 200  # updates that the staleness shown is the median of
 HOLD_SECONDS = 0.3  # for which a line is held: earlier events of other nodes may arrive after it
 MOVE_SECONDS = 0.25  # between two looks at the state, so as not to disturb the trial
 
@@ -49,7 +49,7 @@ class _Shard:
     version: int | None = None
     epoch: int = 0
     others: list[str] = field(default_factory=list)
-    staleness: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_STALENESS))
+    staleness: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_STALENESS))
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Course:
         self._shards: dict[int, _Shard] = {}
         self._workers: dict[str, _Worker] = {}
         self._lost: dict[tuple[int, int], int] = {}
-        self._recent: deque[tuple[float, str]] = deque(maxlen=MOST_RECENT)
+        self._recent: deque[tuple[float, str]] = deque(maxlen=MAX_RECENT)
         self._pace = Pace()
 
     @property

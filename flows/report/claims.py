@@ -6,7 +6,7 @@ from flows.config.claims import ClaimSection
 from flows.metrics.metric import SHARES, Metric
 from flows.metrics.score import ACCURACY, Score
 from flows.quoting import first_few
-from flows.statistics import CONFIDENCE, FEWEST_SEEDS
+from flows.statistics import CONFIDENCE, MIN_SEEDS
 from flows.statistics.claims import JudgedClaim
 from flows.statistics.comparison import p_text, uneven_text
 from flows.statistics.power import POWER, fewest_seeds
@@ -17,7 +17,7 @@ NO_CLAIMS = (
     "everything below is exploratory."
 )
 FINE = 0.005  # an interval of shares narrower than half a point is written with two decimals
-LEAST_USD = 0.1  # smaller amounts are written in µUSD
+MIN_USD = 0.1  # smaller amounts are written in µUSD
 
 
 def title(claim: ClaimSection, score: Score = ACCURACY) -> str:
@@ -59,7 +59,7 @@ def amounts(column: Metric, *values: float, finer: bool = False) -> tuple[list[s
 
 def money(most: float) -> tuple[float, str]:
     """Return the scale and the unit for amounts of money of at most `most` USD."""
-    return (1.0, "USD") if most >= LEAST_USD else (1e6, "µUSD")
+    return (1.0, "USD") if most >= MIN_USD else (1e6, "µUSD")
 
 
 def found(judged: JudgedClaim) -> str:
@@ -70,7 +70,7 @@ def found(judged: JudgedClaim) -> str:
     finer = bounds is not None and 0 < bounds[1] - bounds[0] < FINE
     (mean, *interval), unit = amounts(column, difference.mean, *(bounds or ()), finer=finer)
     text = f"{'+' * (difference.mean > 0)}{mean} {unit}".rstrip()
-    if interval and difference.n >= FEWEST_SEEDS:
+    if interval and difference.n >= MIN_SEEDS:
         level = f" at {100 * judged.decision.confidence:.3g}%" if judged.claims > 1 else ""
         text += f" [{', '.join(interval)}{level}]"
     text += f", {difference.n} seed{'s' * (difference.n != 1)}"
@@ -104,8 +104,8 @@ def _unresolved(judged: JudgedClaim) -> str:
     difference, needed = judged.difference, judged.needed
     if judged.uneven is not None:
         return uneven_text(judged.uneven)
-    if difference is None or difference.n < FEWEST_SEEDS:
-        return f"a verdict takes at least {FEWEST_SEEDS} seeds"
+    if difference is None or difference.n < MIN_SEEDS:
+        return f"a verdict takes at least {MIN_SEEDS} seeds"
     least = smallest(judged.claim, judged.score)
     if difference.subset_means is not None:
         fewest = fewest_seeds((1 - CONFIDENCE) / judged.claims, exact=True)

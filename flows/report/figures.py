@@ -24,7 +24,7 @@ from flows.metrics.trial import evaluations
 from flows.report import style
 from flows.report.study import Study, Trial, end, start, whole
 from flows.report.style import BAD, INK, MUTED, PART_COLOURS, Look
-from flows.statistics import FEWEST_SEEDS, Interval, interval, student_reach
+from flows.statistics import MIN_SEEDS, Interval, interval, student_reach
 from flows.statistics.groups import numbers
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SECONDS = "seconds since training started"
-INTERVAL = f"95% interval of the mean from {FEWEST_SEEDS} seeds on"
+INTERVAL = f"95% interval of the mean from {MIN_SEEDS} seeds on"
 POINTS = 121  # of a mean curve
-MOST_CONDITIONS = 6  # with separate figures
-MOST_PANELS = 12
-MOST_ROWS = 48
-FEWEST_LABELS = 3  # of an axis that a figure is drawn along
+MAX_CONDITIONS = 6  # with separate figures
+MAX_PANELS = 12
+MAX_ROWS = 48
+MIN_LABELS = 3  # of an axis that a figure is drawn along
 CONTROL = Look(MUTED, dashes="--")
 RECOVERY_PARTS = ("detect", "wait for a node", "restore", "first update")
 
@@ -78,7 +78,7 @@ def draw(study: Study) -> list[Drawing]:
     import matplotlib
 
     # The lead comes first; hundreds of conditions would make too many figures to read.
-    order = sorted(study.shown, key=lambda condition: condition != study.lead)[:MOST_CONDITIONS]
+    order = sorted(study.shown, key=lambda condition: condition != study.lead)[:MAX_CONDITIONS]
     with matplotlib.rc_context(fname=style.STYLE):
         drawn = [
             *(accuracy_over_time(study, condition) for condition in order[:1]),
@@ -104,7 +104,7 @@ def _under(condition: str) -> str:
 def _mean(values: Sequence[float], counts: bool = False) -> Interval:
     """Return the mean with its interval, which is drawn from a few seeds on."""
     found = interval(values, np.random.default_rng(0), counts=counts)
-    return found if found.n >= FEWEST_SEEDS else Interval(found.mean, None, None, found.n)
+    return found if found.n >= MIN_SEEDS else Interval(found.mean, None, None, found.n)
 
 
 def _frame(rows: Sequence[tuple[Any, ...]], *columns: str) -> pd.DataFrame:
@@ -129,7 +129,7 @@ def accuracy_over_time(study: Study, condition: str) -> Drawing | None:
         name: [trial for trial in trials if trial[1].identity.strategy == name]
         for name in study.strategies
     }
-    names = [name for name in each if each[name]][:MOST_PANELS]
+    names = [name for name in each if each[name]][:MAX_PANELS]
     if not names:
         return None
     looks, rows = style.looks(study.strategies), list[tuple[Any, ...]]()
@@ -192,7 +192,7 @@ def _curves(
     x = np.linspace(first, last, POINTS)
     values = np.vstack([np.interp(x, *curve) for curve in curves])
     mean = values.mean(axis=0)
-    if look is not CONTROL and len(curves) >= FEWEST_SEEDS:
+    if look is not CONTROL and len(curves) >= MIN_SEEDS:
         reach = student_reach(values)
         low, high = np.maximum(mean - reach, 0.0), np.minimum(mean + reach, study.score.highest)
         axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
@@ -290,7 +290,7 @@ def _groups(study: Study, key: str) -> list[tuple[str, str, pd.DataFrame]]:
     frame = study.valid.dropna(subset=[key])
     groups = dict(iter(frame.groupby(["condition", "strategy"], sort=False)))
     places = ((condition, name) for condition in study.shown for name in study.strategies)
-    return [(*place, groups[place]) for place in places if place in groups][:MOST_ROWS]
+    return [(*place, groups[place]) for place in places if place in groups][:MAX_ROWS]
 
 
 def _name_rows(study: Study, axes: Axes, rows: Sequence[tuple[str, str, Any]]) -> None:
@@ -480,7 +480,7 @@ def _axes(study: Study) -> list[str]:
             len({(each.get(axis), each.get(other)) for each in trials}) == len(labels)
             for other in found
         )
-        if len(labels) >= FEWEST_LABELS and not named and not follows:
+        if len(labels) >= MIN_LABELS and not named and not follows:
             found.append(axis)
     return found
 
@@ -496,7 +496,7 @@ def sensitivity(study: Study, axis: str) -> Drawing | None:
         key
         for key in study.section.metrics
         if frame[key].notna().any() and frame[key].nunique() > 1
-    ][:MOST_CONDITIONS]
+    ][:MAX_CONDITIONS]
     if not keys:
         return None
     names = list[str](frame["at"].unique())
@@ -537,7 +537,7 @@ def sensitivity(study: Study, axis: str) -> Drawing | None:
         own.set_title(study.label(key))
     for unused in panels[len(keys) :]:
         unused.set_visible(False)
-    legend = [style.key(line, looks[line]) for line in lines[:MOST_ROWS]]
+    legend = [style.key(line, looks[line]) for line in lines[:MAX_ROWS]]
     counts = style.count_text(row[-1] for row in data)
     style.explain(figure, legend if len(lines) > 1 else [], f"{counts}; bar: {INTERVAL}")
     return Drawing(

@@ -9,7 +9,7 @@ from flows.report.study import Study
 from flows.statistics.caveats import remedies_in, short_of_target, unquiet, without_effect
 
 MUST_BE_ZERO = ("updates_applied_twice", "updates_replica_conflicts", "updates_audit_mismatches")
-MOST_LISTED = 8
+MAX_LISTED = 8
 
 
 def losses(study: Study) -> list[str]:
@@ -56,7 +56,7 @@ def cautions(study: Study, folder: Path | None) -> list[str]:
                 f"{trial} was resumed from its checkpoints: it has no figures over time and no "
                 "totals of the whole training"
             )
-    return _shortened(found, 4 * MOST_LISTED)
+    return _shortened(found, 4 * MAX_LISTED)
 
 
 def checks(study: Study) -> list[tuple[str, str, bool]]:
@@ -71,6 +71,6 @@ def checks(study: Study) -> list[tuple[str, str, bool]]:
     return found
 
 
-def _shortened(texts: list[str], most: int = MOST_LISTED) -> list[str]:
+def _shortened(texts: list[str], most: int = MAX_LISTED) -> list[str]:
     more = len(texts) - most
     return [*texts[:most], *([f"… and {more:,} more"] if more > 0 else [])]

@@ -35,7 +35,7 @@ CONSISTENCY = {
     "bsp": "synchronous (BSP)",
     "ssp": "bounded staleness (SSP)",
 }
-MOST_VALUES = 4  # of a setting that varies, in the header
+MAX_VALUES = 4  # of a setting that varies, in the header
 
 
 def trials_frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
@@ -200,7 +200,7 @@ class Study:
         seeds = sorted({int(seed) for seed in self.frame["seed"].dropna()})
         virtual = time_basis([outcome.virtual for outcome in self.outcomes])
         finished = datetime.fromtimestamp(max(r.events[-1].t for r in self.records), UTC)
-        few = {k: ", ".join(v) if len(v) <= MOST_VALUES else "varied" for k, v in settings.items()}
+        few = {k: ", ".join(v) if len(v) <= MAX_VALUES else "varied" for k, v in settings.items()}
         facts = [
             *few.items(),
             ("trials", trials),

@@ -11,7 +11,7 @@ from flows.metrics.prices import Prices
 from flows.quoting import first_few
 from flows.report import claims as in_words
 from flows.report.study import NUMBERS, Study
-from flows.statistics import FEWEST_SEEDS, Difference, Interval
+from flows.statistics import MIN_SEEDS, Difference, Interval
 from flows.statistics.claims import JudgedClaim
 from flows.statistics.comparison import Compared
 from flows.statistics.groups import conditions
@@ -19,7 +19,7 @@ from flows.statistics.groups import conditions
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_NODES = 4
+MAX_NODES = 4
 # What pdflatex lacks, as it is written after pandas has escaped the rest.
 LATEX = {"−": "$-$", "–": "--", "·": r"$\cdot$", "×": r"$\times$", "…": r"\ldots{}", "²": "$^2$"}
 
@@ -122,7 +122,7 @@ def faults(study: Study) -> pd.DataFrame:
     table = met.groupby(["condition", "fault"], sort=False).agg(
         trials=("trial", "nunique"),
         faults=("updates", "size"),
-        nodes=("node", lambda nodes: first_few(sorted(set(nodes)), MOST_NODES)),
+        nodes=("node", lambda nodes: first_few(sorted(set(nodes)), MAX_NODES)),
         first=("updates", "min"),
         last=("updates", "max"),
     )
@@ -171,7 +171,7 @@ def _interval(study: Study, row: Compared, found: Interval | Difference | None) 
     mean = study.text(row.metric, found.mean)
     if signed and found.mean > 0 and mean.strip("0."):
         mean = f"+{mean}"
-    if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
+    if found.low is None or found.high is None or found.n < MIN_SEEDS:
         return mean
     low, high = found.low, found.high
     if not signed:  # an interval of what is never negative ends at 0

@@ -26,12 +26,12 @@ EXPLORATORY = (
     "In brackets: 95% intervals. Intervals and p-values are uncorrected, "
     "so some exclude 0 by chance. Seeds needed: for a power of 80%."
 )
-MOST_ROWS = 16  # so that claims, table and remarks fit one screen
-MOST_REMARKS = 3  # of losses, and of cautions
+MAX_ROWS = 16  # so that claims, table and remarks fit one screen
+MAX_REMARKS = 3  # of losses, and of cautions
 HEADING = 11  # letters, of the heading of a column of numbers
-MOST_UNWRAPPED = 8  # columns of numbers that fit beside one another
+MAX_UNWRAPPED = 8  # columns of numbers that fit beside one another
 ANY_WIDTH = 1000
-LEAST_FOLDED = 10  # letters, that labels are folded to
+MIN_FOLDED = 10  # letters, that labels are folded to
 
 
 def print_study(study: Study, folder: Path | None, console: Console) -> None:
@@ -42,13 +42,13 @@ def print_study(study: Study, folder: Path | None, console: Console) -> None:
         table = tables.glance(study, brief=True)
         if len(study.shown) == 1 and study.lead:
             console.print(Text(f"Means over seeds, condition {study.lead}:", style="dim"))
-        print_table(table.iloc[:MOST_ROWS], console)
-        if (more := len(table) - MOST_ROWS) > 0:
+        print_table(table.iloc[:MAX_ROWS], console)
+        if (more := len(table) - MAX_ROWS) > 0:
             console.print(Text(f"… and {more} more rows, which are in the report", style="dim"))
         if study.faulty:
             console.print(Text(tables.effect_defined(study), style="dim"))
     console.print()
-    print_remarks(study, folder, console, MOST_REMARKS)
+    print_remarks(study, folder, console, MAX_REMARKS)
 
 
 def print_claims(study: Study, console: Console) -> None:
@@ -108,7 +108,7 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
     excess = console.measure(shown, options=unbounded).maximum - console.width
     if excess > 0:
         shown.padding = (0, 1, 0, 0)
-        if max(len(str(label)) for label in table.index) >= excess + LEAST_FOLDED:
+        if max(len(str(label)) for label in table.index) >= excess + MIN_FOLDED:
             for column in shown.columns[: table.index.nlevels]:
                 column.no_wrap = False
     console.print(shown)
@@ -128,7 +128,7 @@ def plain_table(left: Sequence[str], right: Sequence[str]) -> Table:
         if name == "reading":
             table.add_column(heading, overflow="fold")
         else:
-            whole = len(right) <= MOST_UNWRAPPED
+            whole = len(right) <= MAX_UNWRAPPED
             table.add_column(heading, justify="right", no_wrap=whole, overflow="fold")
     return table
 

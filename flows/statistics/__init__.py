@@ -21,7 +21,7 @@ import numpy as np
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
-FEWEST_SEEDS = 3
+MIN_SEEDS = 3
 # Sums of floating-point numbers that should be equal differ by less than this share of them.
 ROUNDING = 1e-9
 # Up to this number of values, the means of all subsets are computed; beyond it, of a sample.
@@ -69,7 +69,7 @@ class Difference:
 
         It is 1 for fewer than 3 seeds.
         """
-        if self.n < FEWEST_SEEDS:
+        if self.n < MIN_SEEDS:
             return 1.0
         if self.subset_means is not None:
             below = int(np.searchsorted(self.subset_means, bound, side="right"))
@@ -78,7 +78,7 @@ class Difference:
 
     def p_less(self, bound: float) -> float:
         """Return the one-sided p-value against a true mean of `bound` or more."""
-        if self.n < FEWEST_SEEDS:
+        if self.n < MIN_SEEDS:
             return 1.0
         if self.subset_means is not None:
             below = int(np.searchsorted(self.subset_means, bound, side="left"))
@@ -107,7 +107,7 @@ class Difference:
     @property
     def p(self) -> float | None:
         """The two-sided p-value against 0, not corrected; None for fewer than 3 seeds."""
-        if self.n < FEWEST_SEEDS:
+        if self.n < MIN_SEEDS:
             return None
         return min(1.0, 2 * min(self.p_more(0.0), self.p_less(0.0)))
 

@@ -27,14 +27,7 @@ from flows.config.settings import ComparisonSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY
 from flows.metrics.outcome import Outcome
-from flows.statistics import (
-    FEWEST_SEEDS,
-    SIGNIFICANCE,
-    Difference,
-    Interval,
-    interval,
-    paired,
-)
+from flows.statistics import MIN_SEEDS, SIGNIFICANCE, Difference, Interval, interval, paired
 from flows.statistics.caveats import why_unknown
 from flows.statistics.groups import conditions, strategies
 
@@ -252,7 +245,7 @@ def _measured(
 def _reading(gap: Uneven | None, difference: Difference | None) -> Reading:
     if gap is not None:
         return "not comparable"
-    if difference is None or difference.n < FEWEST_SEEDS or difference.low is None:
+    if difference is None or difference.n < MIN_SEEDS or difference.low is None:
         return "too few seeds"
     if not difference.excludes_zero:
         return "unclear"

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from flows.statistics import FEWEST_SEEDS, SIGNIFICANCE, Difference
+from flows.statistics import MIN_SEEDS, SIGNIFICANCE, Difference
 
 Verdict = Literal["holds", "does not hold", "not resolved"]
 
@@ -124,7 +124,7 @@ def decide(family: Sequence[tuple[Difference | None, Region]]) -> tuple[Decision
 
     Claims with too few or no results count as well, because they were made.
     """
-    enough = [found is not None and found.n >= FEWEST_SEEDS for found, _ in family]
+    enough = [found is not None and found.n >= MIN_SEEDS for found, _ in family]
     fors = [p_for(found, region) if found else 1.0 for found, region in family]
     againsts = [p_against(found, region) if found else 1.0 for found, region in family]
     tests = zip(holm(fors), _factors(fors), holm(againsts), _factors(againsts), strict=True)

@@ -22,7 +22,7 @@ from itertools import count
 import numpy as np
 
 from flows.statistics import (
-    FEWEST_SEEDS,
+    MIN_SEEDS,
     ROUNDING,
     SIGNIFICANCE,
     rank_of_bound,
@@ -50,8 +50,8 @@ def fewest_seeds(level: float = SIGNIFICANCE, exact: bool = False) -> int:
     differences that go the same way unless 2/2^n is below the level: 6 at 5%.
     """
     if not exact:
-        return FEWEST_SEEDS
-    return next(n for n in count(FEWEST_SEEDS) if 2.0 ** (1 - n) < level)
+        return MIN_SEEDS
+    return next(n for n in count(MIN_SEEDS) if 2.0 ** (1 - n) < level)
 
 
 def power_of_claim(
@@ -94,12 +94,12 @@ def power_of_claim(
 
 def seeds_needed(power_at: Callable[[int], float], power: float = POWER) -> int | None:
     """Return the fewest seeds with at least this power; None where a million would not do."""
-    enough = FEWEST_SEEDS
+    enough = MIN_SEEDS
     while power_at(enough) < power:
         if enough >= MAX_SEEDS:
             return None
         enough = min(2 * enough, MAX_SEEDS)
-    seeds = range(max(FEWEST_SEEDS, enough // 2), enough + 1)
+    seeds = range(max(MIN_SEEDS, enough // 2), enough + 1)
     return seeds[bisect_left(seeds, power, key=power_at)]
 
 

@@ -15,7 +15,7 @@ from flows.readers import Examples, paired
 from flows.workloads.base import Array, Dataset
 from flows.workloads.datasets import stratified
 
-LEAST_TO_DIVIDE = 2  # rows of a class: one to train on and one to score
+MIN_TO_DIVIDE = 2  # rows of a class: one to train on and one to score
 LARGEST_CLASS = 2**53 - 1  # larger integers are not exact in float64
 
 
@@ -83,10 +83,10 @@ def prepared(
     """
     y, names, scale = examples.y, examples.y[:0], 1.0
     if not regression:
-        names, y = _classes(place, y, 1 if scored is not None else LEAST_TO_DIVIDE)
+        names, y = _classes(place, y, 1 if scored is not None else MIN_TO_DIVIDE)
     if scored is None:
-        if len(y) < LEAST_TO_DIVIDE:
-            raise ConfigurationError(f"{place}: too few rows: {len(y)}, expected {LEAST_TO_DIVIDE}")
+        if len(y) < MIN_TO_DIVIDE:
+            raise ConfigurationError(f"{place}: too few rows: {len(y)}, expected {MIN_TO_DIVIDE}")
         scored = _drawn(np.zeros(len(y), np.int64) if regression else y, test, seed)
     x_train, y_train = examples.x[~scored], y[~scored]
     x_test, y_test = examples.x[scored], y[scored]

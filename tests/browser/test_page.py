@@ -50,9 +50,9 @@ def test_the_page_is_short_until_it_is_unfolded(browser: Any, page: Path) -> Non
     screen = {"width": 1280, "height": SCREEN, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     browser.get(page.as_uri())
-    assert browser.execute_script(HEIGHT) <= MOST_SCREENS * SCREEN
+    assert browser.execute_script(HEIGHT) <= MAX_SCREENS * SCREEN
     browser.execute_script(UNFOLD)
-    assert browser.execute_script(HEIGHT) > MOST_SCREENS * SCREEN
+    assert browser.execute_script(HEIGHT) > MAX_SCREENS * SCREEN
 
 
 def test_links_of_the_contents_lead_somewhere(browser: Any, page: Path) -> None:
@@ -73,7 +73,7 @@ def printed_pages(browser: Any) -> int:
     return len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(browser.print_page())))
 
 
-SCREEN, MOST_SCREENS = 800, 8
+SCREEN, MAX_SCREENS = 800, 8
 GLANCE_END = "return document.querySelector('#glance table').getBoundingClientRect().bottom"
 HEIGHT = "return document.documentElement.scrollHeight"
 CONTENTS = """

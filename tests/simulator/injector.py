@@ -35,7 +35,7 @@ GLANCE = 0.01
 SLOW_LINK = 0.1
 LOSSY_LINK = 0.5
 SLOWEST_WORK = 1.0
-MOST_STEPS = 40  # of background tasks, until one of them raises
+MAX_STEPS = 40  # of background tasks, until one of them raises
 LATEST = 1.0  # seconds after its patience within which a busy process is given up
 ROUNDING = 1e-6
 BURST = (0.002, 0.01)
@@ -278,7 +278,7 @@ class Injector:
                 self._network.pause(process, clock_stands=True)
                 self._at_the_end(fault, lambda: self._network.resume(process))
             case "exception":
-                process.doomed_in = 1 + int(fault.which * MOST_STEPS)
+                process.doomed_in = 1 + int(fault.which * MAX_STEPS)
             case "monitor lost":
                 self._touch_machine(process.machine)
                 return self._world.lose_monitor(process.machine)

@@ -27,7 +27,7 @@ NODES = {"spare": 8, "store": 2, "mailbox": 2, "worker": 3}
 PRELOAD = ("dps.cluster.driver.parameter_server", "tests.soak.counting")
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.02
-FEWEST_SAMPLES = 9
+MIN_SAMPLES = 9
 MEBIBYTE = 1 << 20
 # What caches and the allocator may still take after a third of the time.
 GROWTH_BYTES = 24 * MEBIBYTE
@@ -104,7 +104,7 @@ class Pool:
         return [
             f"{name}: {told}"
             for name, samples in self._samples.items()
-            if len(samples) >= FEWEST_SAMPLES and (told := _growth(samples))
+            if len(samples) >= MIN_SAMPLES and (told := _growth(samples))
         ]
 
     def held(self) -> str:

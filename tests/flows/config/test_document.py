@@ -59,7 +59,7 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_document(tmp_path / "missing.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00a")
-    with pytest.raises(ConfigurationError, match=r"binary\.yaml: cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"binary\.yaml cannot be read"):
         read_document(tmp_path / "binary.yaml")
 
 

@@ -150,7 +150,7 @@ def test_workers_that_come_and_go_stop_together_anyway(tmp_path: Path) -> None:
 
 # Each of the three workers may have a gradient under way when all shards have enough, and computes
 # another if one of its shards had replied before that.
-MOST_OVER = 2 * 3
+MAX_OVER = 2 * 3
 
 
 def on_processes(
@@ -180,7 +180,7 @@ def test_a_trial_that_goes_on_has_the_same_budget(tmp_path: Path) -> None:
     assert "within the time limit" in begun.ended.reason
     # Shards are saved each by itself, and stay as far apart: the last one has to have enough.
     saved = [state.version for state in find_saved(path).states]
-    most = 200 + MOST_OVER + max(saved) - min(saved)
+    most = 200 + MAX_OVER + max(saved) - min(saved)
     record = on_processes(tmp_path / "on", path=path, recovery=recovery)
     assert record.ended is not None
     assert (record.ended.status, record.ended.reason) == ("valid", "")

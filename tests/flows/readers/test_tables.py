@@ -70,7 +70,7 @@ def test_features_are_in_the_order_in_which_they_are_named(tmp_path: Path) -> No
         ("a,y\n1,1\n2,1\n3,x\n", "line 4: column 'y' is 'x', expected a number, as in other rows"),
         ('a,t,y\n1,"b\nc",2\n\nx,d,3\n', "line 5: column 'a' is 'x', expected a number"),
         ('a,y\n1,2\n1,"2\n1,2\n', "EOF inside string"),
-        ("a,y\n1,2\n\n1,\udce9\n", "a.csv, line 4: is not valid UTF-8; save the file as CSV"),
+        ("a,y\n1,2\n\n1,\udce9\n", "a.csv, line 4: not valid UTF-8; save the file as CSV"),
     ],
 )
 def test_mistakes_are_reported_with_line_and_column(

@@ -19,7 +19,7 @@ from flows.statistics.power import power_of_claim, seeds_needed
 
 REPETITIONS = 1_000
 # At most 5% in truth: more than this in 1,000 cases has a probability of 1%.
-MOST_WRONG = 0.066
+MAX_WRONG = 0.066
 SD, SMALLEST = 2.0, 3.0
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
@@ -72,19 +72,19 @@ def test_of_strategies_that_are_alike_few_claims_are_found_to_hold(case: str) ->
     draw, exact, n = ALIKE[case]
     found = cases(draw, n, exact)
     wrong = share(found, more(SMALLEST), "holds") + share(found, less(SMALLEST), "holds")
-    assert wrong <= MOST_WRONG
+    assert wrong <= MAX_WRONG
 
 
 @pytest.mark.parametrize("case", ["normal", "skewed"])
 def test_a_difference_of_the_smallest_size_of_interest_is_seldom_said_not_to_be(case: str) -> None:
     draw = {"normal": normal(SMALLEST), "skewed": skewed(SMALLEST)}[case]
-    assert share(cases(draw, 10), more(SMALLEST), "does not hold") <= MOST_WRONG
+    assert share(cases(draw, 10), more(SMALLEST), "does not hold") <= MAX_WRONG
 
 
 @pytest.mark.parametrize(("case", "side"), [("normal", -1), ("skewed", 1)])
 def test_what_differs_by_the_margin_is_seldom_said_to_be_equivalent(case: str, side: int) -> None:
     draw = {"normal": normal, "skewed": skewed}[case](side * SMALLEST)
-    assert share(cases(draw, 10), equivalent(SMALLEST), "holds") <= MOST_WRONG
+    assert share(cases(draw, 10), equivalent(SMALLEST), "holds") <= MAX_WRONG
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_there_is_any_wrong_verdict_in_a_family_of_claims_in_few_experiments(
             or (mean >= SMALLEST and decision.verdict == "does not hold")
             for mean, decision in zip(means, decisions, strict=True)
         )
-    assert wrong / REPETITIONS <= MOST_WRONG
+    assert wrong / REPETITIONS <= MAX_WRONG
 
 
 # -- intervals -----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tests.support.records import PRICES, acked, applied
 pytestmark = [pytest.mark.slow]
 
 REPETITIONS, SEEDS = 1_000, 6
-MOST_WRONG = 0.066  # as in `test_known_answers`
+MAX_WRONG = 0.066  # as in `test_known_answers`
 SMALLEST, SD = 0.015, 0.008  # of the effect of a fault on one trial
 START, STRUCK, END = 1000.0, 10.0, 40.0
 FAULT = {"kind": "delay", "target": "server-0", "at_seconds": STRUCK}
@@ -127,14 +127,14 @@ def share(planted: tuple[float, float], name: str, verdict: str) -> float:
 
 
 def test_where_nothing_is_planted_few_claims_are_found_to_hold() -> None:
-    assert share(ALIKE, "more", "holds") + share(ALIKE, "less", "holds") <= MOST_WRONG
-    assert share(ALIKE, "set back", "holds") <= MOST_WRONG / 2 + 0.01
+    assert share(ALIKE, "more", "holds") + share(ALIKE, "less", "holds") <= MAX_WRONG
+    assert share(ALIKE, "set back", "holds") <= MAX_WRONG / 2 + 0.01
 
 
 def test_the_smallest_effect_of_interest_is_seldom_said_not_to_be() -> None:
-    assert share(APART, "more", "does not hold") <= MOST_WRONG
-    assert share(APART, "set back", "does not hold") <= MOST_WRONG
-    assert share(APART, "equivalent", "holds") <= MOST_WRONG
+    assert share(APART, "more", "does not hold") <= MAX_WRONG
+    assert share(APART, "set back", "does not hold") <= MAX_WRONG
+    assert share(APART, "equivalent", "holds") <= MAX_WRONG
 
 
 @pytest.mark.parametrize(("name", "sd"), [("more", SD * math.sqrt(2)), ("set back", SD)])
