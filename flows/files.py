@@ -21,16 +21,9 @@ NO_HOME = "/nonexistent"  # the home directory of users without one, as in Debia
 def write_whole(path: Path, contents: str | bytes, what: str) -> None:
     """Write a file, and make its folder; an older file is replaced as a whole.
 
-    Whenever the process is killed, the file is complete or unchanged.
-
-    Raises `StoreUnavailable` if the file cannot be written.
-
-    Parameters
-    ----------
-    contents
-        Text is written as UTF-8.
-    what
-        What it is, for the message, such as "the report".
+    Whenever the process is killed, the file is complete or unchanged. Text is written as UTF-8.
+    Raises `StoreUnavailable`, whose message names the file by `what` ("the report"), if it cannot
+    be written.
     """
     unfinished = scratch_path(path)
     try:

@@ -343,17 +343,9 @@ def _unreadable(path: Path, error: Exception) -> ConfigurationError:
 def read_npz(path: Path, x: str = "x", y: str = "y", regression: bool = False) -> Examples:
     """Read the examples of an npz file, as `numpy.savez` writes it; pickles are not loaded.
 
-    Raises `ConfigurationError` if the file cannot be read, an array is missing or does not fit, or
-    a value is not finite.
-
-    Parameters
-    ----------
-    x
-        The array of examples; with more than two dimensions, each example is flattened to a row.
-    y
-        The array of targets.
-    regression
-        Whether targets are numbers; otherwise texts may name classes.
+    `x` and `y` name the arrays of examples and of targets. With more than two dimensions, each
+    example is flattened to a row. Raises `ConfigurationError` if the file cannot be read, an array
+    is missing or does not fit, or a value is not finite.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -373,21 +365,11 @@ def read_npz(path: Path, x: str = "x", y: str = "y", regression: bool = False) -
 
 
 def paired(place: str, x: Any, y: Any, names: tuple[str, str], regression: bool) -> Examples:
-    """Return arrays as examples.
+    """Return arrays as examples: `x` is dense with any dimensions, or a sparse matrix.
 
-    Raises `ConfigurationError` if the numbers of rows and targets differ, or a value is not a
-    finite number.
-
-    Parameters
-    ----------
-    place
-        Where they are from, for messages.
-    x
-        Numbers, dense with any dimensions or a sparse matrix.
-    y
-        A target for each row: numbers, or unless it is a `regression` texts that name classes.
-    names
-        Of the two arrays.
+    Without `regression`, texts in `y` may name classes. Messages have the `place` and the `names`
+    of both arrays. Raises `ConfigurationError` if the numbers of rows and targets differ, or a
+    value is not a finite number.
     """
     from scipy.sparse import csr_array, issparse
 

@@ -63,20 +63,11 @@ COMMENTS = {
 
 @dataclass(frozen=True)
 class DataFile:
-    """A user's file as a data set.
+    """A user's file as a data set, with its section `dataset`.
 
-    Attributes
-    ----------
-    section
-        The section `dataset`.
-    data
-        The loaded data set.
-    target_deviation
-        The standard deviation of a numeric target; None for classes.
-    guessed
-        Whether the task may be wrong: it was guessed from targets that are numbers.
-    left_out
-        Unusable columns, each with the reason.
+    `target_deviation` is the standard deviation of a numeric target. `guessed` warns that the task
+    was guessed from targets that are numbers. `left_out` has unusable columns, each with the
+    reason.
     """
 
     section: Mapping[str, Any]
@@ -125,21 +116,11 @@ class DataFile:
 
 
 def data_file(path: Path, target: str | None, task: str | None, folder: Path) -> DataFile:
-    """Return how a file can be learnt from.
+    """Return how a file can be learnt from; `folder` is that of the configuration.
 
-    Raises `ConfigurationError` if there is no such target, it does not suit the task, or something
-    in the file is wrong.
-
-    Parameters
-    ----------
-    path
-        The file.
-    target
-        The column or array that is predicted; svmlight has none.
-    task
-        classification or regression; None: it is guessed from the targets.
-    folder
-        Of the configuration, which paths are relative to.
+    Without a `target`, svmlight files have theirs; without a `task`, it is guessed from the
+    targets. Raises `ConfigurationError` if there is no such target, it does not suit the task, or
+    something in the file is wrong.
     """
     path = path.expanduser()
     name = path.name.lower().removesuffix(".gz")

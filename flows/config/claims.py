@@ -130,13 +130,7 @@ class ClaimSection(Section):
         return (own,) if self.one_sample else (own, (self.against, self.condition))
 
     def resolved(self, baseline: float) -> ClaimSection:
-        """Return the claim with `smallest` in the unit of the metric.
-
-        Parameters
-        ----------
-        baseline
-            The mean of the metric over the seeds of `against`.
-        """
+        """Return the claim with `smallest` in the unit of the metric, by the mean of `against`."""
         if not self.relative:
             return self
         return self.model_copy(
@@ -162,12 +156,7 @@ class ClaimSection(Section):
 def checked(experiment: ExperimentConfig, narrowed: bool = False) -> tuple[ClaimSection, ...]:
     """Return claims with the axes of their conditions; refuse what is on no axis, with its key.
 
-    Parameters
-    ----------
-    experiment
-        The experiment with the claims as written in the file.
-    narrowed
-        Leave out a claim of what is not in the grid, instead of refusing it.
+    If the grid is `narrowed`, claims of what is not in it are left out instead.
     """
     resolved: list[ClaimSection] = []
     for index, claim in enumerate(experiment.claims):

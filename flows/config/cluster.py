@@ -73,15 +73,9 @@ class CertificateSection(Section):
 def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
     """Return a certificate of the user's own for all processes of a cluster.
 
-    Raises `ConfigurationError` if one of the files cannot be read, or they do not go together; the
-    message begins with the parameter that is wrong.
-
-    Parameters
-    ----------
-    ca_file
-        The certificates of the authority; any certificate that it has signed is accepted.
-    cert, key
-        The certificate, and its private key unless that is in the same file.
+    Any certificate that an authority of `ca_file` has signed is accepted. Without a `key`, the
+    private key is in `cert`. Raises `ConfigurationError` if a file cannot be read, or they do not
+    go together; the message begins with the parameter that is wrong.
     """
     given = {"ca_file": ca_file, "cert": cert, **({"key": key} if key is not None else {})}
     paths = {name: os.path.abspath(path) for name, path in given.items()}
@@ -167,13 +161,7 @@ class _AnyCluster(Section):
         return None
 
     def real_limit(self, time_limit: float) -> float:
-        """Return the limit in seconds of real time of a trial, without set-up and tear-down.
-
-        Parameters
-        ----------
-        time_limit
-            Limit of its training, in seconds of its own clock.
-        """
+        """Return the limit of the real time of a trial without set-up and tear-down, in seconds."""
         return time_limit
 
     def decisive(self, written: dict[str, Any]) -> dict[str, Any]:

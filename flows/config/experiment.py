@@ -407,14 +407,9 @@ def load_experiment(source: str | Document, overrides: Sequence[str] = ()) -> Ex
 def read_experiment(source: str | Document, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """Read and override the configuration of an experiment without checking its trials.
 
-    Raises `ConfigurationError` for anything that cannot work, with the place and what was expected.
-
-    Parameters
-    ----------
-    source
-        A YAML file, the name of a packaged configuration, such as "demo", or what was read of one.
-    overrides
-        Assignments such as "training.updates=400"; the value is read as YAML.
+    `source` is a YAML file, the name of a packaged configuration such as "demo", or its document.
+    The values of `overrides`, such as "training.updates=400", are read as YAML. Raises
+    `ConfigurationError` for anything that cannot work, with the place and what was expected.
     """
     document = source if isinstance(source, Document) else find_document(source)
     assignments = [parse_override(text) for text in overrides]

@@ -85,15 +85,9 @@ def prepare(
 ) -> Attempt:
     """Prepare the folder of a trial for an attempt: resume the last one, or start again.
 
-    The folder's contents must belong to this trial: see `set_aside`.
-
-    Parameters
-    ----------
-    resume
-        Whether an attempt that was interrupted may be resumed.
-    lost
-        Why the last attempt is lost, if it was one of this run. If it cannot be resumed, it has
-        failed for this reason: its record is kept and counted.
+    The folder's contents must belong to this trial: see `set_aside`. `lost` is the reason why the
+    last attempt is lost, if it was one of this run. If that cannot be resumed, it has failed for
+    this reason: its record is kept and counted.
     """
     path = resumable(trial, folder, notify) if resume else None
     if path is not None:

@@ -78,14 +78,9 @@ class Measured:
 
 
 def calibrate(cluster: Cluster, trial: Trial | None, folder: str | None) -> Measured:
-    """Measure a cluster that has `NODES`.
+    """Measure a cluster that has `NODES`, and the gradients of a trial if one is given.
 
-    Parameters
-    ----------
-    trial
-        Trial whose gradients are timed; None: time no gradients.
-    folder
-        Folder in which the server's node writes; None: its folder for temporary files.
+    The server's node writes into `folder`; None: into its folder for temporary files.
     """
     calls = {nbytes: _calls(cluster, nbytes) for nbytes in CALLS}
     with _group(cluster.client, SMALLEST, seats=cluster.seats) as ps:

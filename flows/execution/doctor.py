@@ -103,18 +103,8 @@ def examine_cluster(
 ) -> Iterator[Finding]:
     """Start three nodes like those of a trial (server, replica, worker) and check them.
 
-    Raises `ConfigurationError` if the trials run on virtual time, without a cluster.
-
-    Parameters
-    ----------
-    trials
-        The cluster of the first trial is checked, and the checkpoint paths of all trials.
-    here
-        The working directory; its `results` folder holds checkpoints without a configured path.
-    seconds
-        Time within which nodes must have started.
-    notify
-        Called with a message while the check waits.
+    The cluster of the first trial is checked, and the checkpoint paths of all trials. Nodes must
+    have started within `seconds`. Raises `ConfigurationError` if the trials run on virtual time.
     """
     section = trials[0].config.cluster
     if section.kind == "virtual":

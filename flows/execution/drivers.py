@@ -116,17 +116,10 @@ class Drivers:
         record with an end, even if its driver is lost. While the caller is busy with one that is
         over, no other begins that it would disturb.
 
-        Parameters
-        ----------
-        attempts
-            What to run.
-        view
-            Shows the progress.
-        again
-            Called with an attempt whose driver was lost, or the scheduler of its cluster, and
-            with the reason, when nothing of it is left on this machine. A returned attempt runs in
-            place of that one and is not yielded; None: the attempt is over, and `again` has put an
-            end to its record. One that hung is not tried again.
+        If the driver of an attempt is lost, or the scheduler of its cluster, `again` is called with
+        the attempt and the reason when nothing of it is left on this machine. A returned attempt
+        runs in its place and is not yielded; None: the attempt is over, and `again` has put an end
+        to its record. One that hung is not tried again.
         """
         while True:
             self._begin(attempts)

@@ -87,16 +87,15 @@ def run_experiment(
 ) -> Ran:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
 
+    Raises `ConfigurationError` if the data are missing, or another `dps run` of the experiment is
+    at work here, and `StoreUnavailable` if the results folder cannot be written, or the tracking
+    store when the run begins. If the store fails later, the experiment continues, and what the
+    store lacks is written at the end.
+
     Parameters
     ----------
-    experiment
-        What to run.
     here
         The working directory: `results/` and `mlruns/` are in it.
-    view
-        Shows the progress.
-    runner
-        Runs the trials.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
     trials
@@ -107,19 +106,9 @@ def run_experiment(
         Resume a trial that was interrupted, or loses its driver or scheduler in this run, from its
         last complete checkpoint, if it wrote any. Otherwise it starts again, and so does one that
         was resumed before: such a record begins in the middle and cannot be compared with others.
-    written
-        The configuration as the user wrote it, to be kept beside the records; "": there is none.
-    command
-        The command line that runs the experiment, without options for this run alone; "": there is
-        none.
-
-    Raises
-    ------
-    ConfigurationError
-        The data are missing, or another `dps run` of the experiment is at work here.
-    StoreUnavailable
-        The results folder cannot be written, or the tracking store when the run begins. If it
-        fails later, the experiment continues, and what the store lacks is written at the end.
+    written, command
+        The configuration as the user wrote it, and the command line without options for this run
+        alone, to be kept beside the records; "": there is none.
     """
     trials = expand(experiment) if trials is None else trials
     in_order = in_blocks(experiment, trials)

@@ -168,22 +168,10 @@ def find_pilot(
 ) -> tuple[list[Outcome], str]:
     """Return the outcomes of a pilot, which shows how much seeds differ, and its name.
 
-    Raises `ConfigurationError` if nothing of that name is recorded, or only trials of another
+    The pilot is `named`: a folder of records, or an experiment that is recorded here. None: the
+    experiment itself, which may have no records, and needs none without claims. Raises
+    `ConfigurationError` if nothing of that name is recorded, or only trials of another
     configuration.
-
-    Parameters
-    ----------
-    named
-        A folder of records, or an experiment that is recorded here; None: the experiment itself,
-        which may have no records, and needs none without claims.
-    experiment, trials
-        What is planned.
-    here
-        The working directory.
-    prices
-        What figures of money are computed by.
-    warn
-        Receives a message for each record that cannot be used.
     """
     if named is None:
         name, folder = experiment.experiment, here / RESULTS / experiment.experiment

@@ -55,17 +55,9 @@ class Rerun:
 
 
 def rerun_of(name: str, here: Path) -> Rerun:
-    """Return how to run a recorded trial again.
+    """Return how to run a recorded trial again, by "experiment/trial", its folder or its record.
 
-    Raises `ConfigurationError` if there is no such record, or it is not of a trial that can run
-    here.
-
-    Parameters
-    ----------
-    name
-        "experiment/trial", or the folder of the trial's record, or its record.
-    here
-        The working directory.
+    Raises `ConfigurationError` if there is no such record, or its trial cannot run here.
     """
     original = _record_of(name, here)
     record = read_trial(original)

@@ -193,14 +193,8 @@ def durations(
 ) -> Iterator[float]:
     """Return the least seconds of each gradient of a worker, without end.
 
-    Parameters
-    ----------
-    training
-        `compute_seconds`, and which gradients are `straggling`.
-    seed, worker
-        The trial's seed and the worker's number: the same ones always give the same.
-    gradient
-        Time of computing on virtual time; None: the measured time.
+    The same seed and worker always give the same. `gradient` is the time of computing on virtual
+    time; None: the measured time counts.
     """
     straggling, seconds = training.straggling, training.compute_seconds
     least: Iterator[float] = repeat(seconds)
@@ -212,20 +206,11 @@ def durations(
 
 
 def part_of(training: TrainingSection, classes: Array, worker: int) -> Array:
-    """Return the rows of the training data from which a worker draws its batches.
+    """Return the rows of the training data from which a worker draws its batches, int64.
 
-    Parameters
-    ----------
-    classes
-        Classes of the examples, int64.
-    worker
-        The worker's number; one that joined later has the part of one of the first.
-
-    Returns
-    -------
-    rows
-        int64: all rows; or, `by_class`, one of `training.workers` parts of the rows in the order of
-        their classes, whose sizes differ by at most one.
+    They are all rows; or, `by_class`, one of `training.workers` parts of the rows in the order of
+    their `classes`, whose sizes differ by at most one. A worker that joined later has the part of
+    one of the first.
     """
     if training.partition == "shared":
         return np.arange(len(classes))

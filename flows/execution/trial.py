@@ -78,8 +78,6 @@ def run_trial(
 
     Parameters
     ----------
-    trial
-        What to run.
     folder
         Gets `events.jsonl`, `trial.log`, and the trial's checkpoints if it writes any.
     sink
@@ -87,8 +85,7 @@ def run_trial(
     path
         Checkpoints of this trial to resume from; None: from its start.
     circumstances
-        Conditions of the run that its figures do not depend on: see
-        `flows.execution.attempt.Attempt`.
+        See `flows.execution.attempt.Attempt`.
     notify
         Called with lines for the user, such as the address of Dask's dashboard.
     plan

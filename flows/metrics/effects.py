@@ -38,14 +38,9 @@ Axis = Literal["time", "gradients", "money"]
 
 
 class Curve:
-    """A figure over something that never goes back: straight between its points.
+    """A figure over something that never goes back: straight between its points, at least one.
 
     Two points at the same place are a jump. There is no value outside of the points.
-
-    Parameters
-    ----------
-    points
-        Places and values, at least one, in the order of the places.
     """
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
@@ -85,16 +80,9 @@ def accuracy_points(trial: Trial) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The effect of the faults of a trial, against its control.
+    """The effect of the faults of a trial, against its control: the metrics of `EFFECTS` by key.
 
-    Attributes
-    ----------
-    control
-        The name of the control; None: there is none that can be used.
-    lacking
-        Why there is none, for a trial that plans faults.
-    values
-        The metrics of `EFFECTS` by key; None, or no value, where unknown.
+    Without a usable control, `lacking` has the reason, for a trial that plans faults.
     """
 
     control: str | None = None

@@ -36,13 +36,9 @@ class Outcome:
         evicted) or "failed", and why.
     values
         The metrics by key; see `row` for all of them.
-    faults
-        The moments of each fault.
     effects
         Effects of the faults, against the trial's control; known only together with other trials,
         see `flows.statistics.finished.with_effects`.
-    score
-        The score of the model.
     failed_before
         Number of attempts at the trial that failed before this one.
     whole

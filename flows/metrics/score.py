@@ -26,18 +26,14 @@ _OPPOSITE: Mapping[Better | None, Better | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score.
+    """A score of models.
 
     Attributes
     ----------
     key
         Its name in a configuration, and among the metrics of a tracked run.
-    name
-        Its name in texts.
     definition
-        Its definition, as it follows its name.
-    better
-        Whether a higher or a lower value is better.
+        Its definition, as it follows its `name` in texts.
     share
         Whether it is a share, in [0, 1]: written in per cent, and its differences in points.
     same_as

@@ -23,12 +23,7 @@ class TrialLog:
 
     Existing lines are kept: a resumed trial appends to the file. Events after `close` are dropped,
     and so are all events after one that could not be written: the record is authoritative, and is
-    on the same disk.
-
-    Parameters
-    ----------
-    labels
-        The labels of the trial, which are added to each line.
+    on the same disk. `labels` are added to each line.
     """
 
     def __init__(self, path: Path, labels: Mapping[str, str]) -> None:

@@ -45,19 +45,7 @@ RECOVERY_PARTS = ("detect", "wait for a node", "restore", "first update")
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its data.
-
-    Attributes
-    ----------
-    name
-        Of its files; unique in an experiment.
-    question
-        The question that it answers, which is its heading.
-    note
-        How to read it.
-    data
-        The numbers that are drawn.
-    """
+    """A figure with its data; its files have its `name`, and its heading is a `question`."""
 
     name: str
     question: str

@@ -33,21 +33,10 @@ def write_report(
 ) -> Path:
     """Write the report of the experiment whose trials are in `folder`; return where it is.
 
-    Raises `ConfigurationError` if there is no record in the folder that can be used, and
-    `StoreUnavailable` if the report cannot be written.
-
-    Parameters
-    ----------
-    folder
-        Holds a folder with a record for each trial.
-    output
-        The HTML file; replaced as a whole.
-    prices
-        The price table; None: the one of the package.
-    warn
-        Gets a line for each record that cannot be used.
-    recorded, left_out
-        The trials of `folder`, and a line for each damaged record, where they were read already.
+    `recorded` are its trials, and `left_out` has a line for each damaged record, where they were
+    read already. `warn` gets a line for each record that cannot be used. Raises
+    `ConfigurationError` if no record can be used, and `StoreUnavailable` if the report cannot be
+    written.
     """
     prices = prices or load_prices()
     study, unusable = open_study(folder, prices, recorded, left_out)

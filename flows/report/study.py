@@ -50,14 +50,8 @@ def trials_frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 class Study:
     """The trials of one experiment with all that follows from them.
 
-    Attributes
-    ----------
-    outcomes
-        All trials, in the order of the configuration; those that are not valid as well.
-    records
-        Their records; empty where only tables are wanted.
-    claims, section
-        What was claimed, and what strategies are compared by.
+    `outcomes` are all trials, in the order of the configuration; those that are not valid as well.
+    Without their `records`, there are only tables.
     """
 
     outcomes: tuple[Outcome, ...]

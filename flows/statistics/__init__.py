@@ -48,12 +48,8 @@ class Difference:
 
     Attributes
     ----------
-    mean
-        Of the differences.
     sd
-        Their standard deviation; None for one seed.
-    n
-        How many there are.
+        Standard deviation of the differences; None for one seed.
     subset_means
         For counts, and for differences that are all equal: the means of the subsets of the
         differences, in order, by which the sign-flip test goes. None: Student's t.
@@ -132,19 +128,14 @@ def difference(
 ) -> Difference:
     """Return the mean of differences, with its statistics.
 
-    Raises `ValueError` if there is no value, or one that is not finite.
+    `rng` draws the subsets by whose means counts are judged, where there are more than 13 values.
 
-    Parameters
-    ----------
-    values
-        One or more finite numbers.
-    rng
-        Draws the subsets by whose means counts are judged, where there are more than 13 values.
-    counts
-        Whether they are differences of counts: these may be the same in nearly every seed, or 0 in
-        most and large in some, for which Student's t is too confident. The sign-flip test is exact
-        for any distribution that is symmetric about its mean, such as the difference of two
-        strategies that lose equally much. An interval of 95% takes 6 values.
+    Differences of `counts` may be the same in nearly every seed, or 0 in most and large in some,
+    for which Student's t is too confident. The sign-flip test is exact for any distribution that is
+    symmetric about its mean, such as the difference of two strategies that lose equally much. An
+    interval of 95% takes 6 values.
+
+    Raises `ValueError` if there is no value, or one that is not finite.
     """
     data = np.asarray(values, float)
     if data.size == 0 or not np.isfinite(data).all():
@@ -192,15 +183,8 @@ def subset_means(data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
     To flip the signs of a subset of the values less a bound leaves their sum as it was or more, if
     and only if the mean of the subset is at most the bound. So these means are what the sign-flip
-    test counts, for any bound, and each interval between two neighbours is equally likely to
-    cover the centre of a symmetric distribution.
-
-    Parameters
-    ----------
-    data
-        Values, or samples of n values in rows.
-    rng
-        Draws the subsets, where there are more than 13 values.
+    test counts, for any bound, and each interval between two neighbours is equally likely to cover
+    the centre of a symmetric distribution. Subsets of more than 13 values are drawn.
     """
     n = data.shape[-1]
     if n <= MAX_ENUMERATED:

@@ -38,16 +38,12 @@ class JudgedClaim:
 
     Attributes
     ----------
-    claim
-        The claim.
     difference
         Of its figure, seed by seed; None if no seed has one, or the figure is not comparable.
     uneven
         Why it is not comparable: for some seed, only one of the two has a value of the figure.
     decision
-        What the tests show, corrected for all claims.
-    claims
-        How many claims there are.
+        What the tests show, corrected for all `claims`, of which this is the number.
     needed
         Seeds that would show a difference of the smallest size of interest, or for an equivalence
         none at all, with a probability of 80%; None where that is unknown.
@@ -55,8 +51,6 @@ class JudgedClaim:
         How many of the `trials` that it is judged by had begun before the claim was fixed.
     planned
         How many seeds were planned when these trials began; several numbers if they grew.
-    score
-        The score of the trials' models.
     unusable
         Trials whose seed does not count, each with the reason.
     """
@@ -97,16 +91,10 @@ class JudgedClaim:
 
 @dataclass(frozen=True, slots=True)
 class PlannedClaim:
-    """The power of a number of seeds for a claim.
+    """The power of a number of seeds for a claim, by the standard deviation `sd` in a pilot.
 
     Attributes
     ----------
-    claim
-        What is claimed.
-    sd
-        Standard deviation of its differences in the pilot; None without one.
-    pilot_seeds
-        Number of seeds of the pilot with a difference.
     level
         Level at which it is planned: 5%, divided by the number of claims.
     power
@@ -114,8 +102,6 @@ class PlannedClaim:
         smallest of interest, or for an equivalence, 0; None without a pilot.
     needed
         Seeds for a probability of 80%; None without a pilot, or if a million would not do.
-    score
-        What models are scored by.
     """
 
     claim: ClaimSection
@@ -147,14 +133,7 @@ def judge(
 ) -> tuple[JudgedClaim, ...]:
     """Judge all claims of an experiment together; only valid trials enter.
 
-    Parameters
-    ----------
-    outcomes
-        The trials of the experiment.
-    claims
-        All claims: each counts for the correction, even without trials to judge it by.
-    rng
-        Draws the subsets by which counts of many seeds are judged.
+    Each claim counts for the correction, even without trials to judge it by.
     """
     evidence = [_evidence(claim, outcomes, rng) for claim in claims]
     decisions = decide([(each.difference, region_of(each.claim)) for each in evidence])

@@ -111,17 +111,9 @@ def compared(
 ) -> tuple[Compared, ...]:
     """Compare all strategies with the baseline, under each condition and by each metric.
 
-    Rows come by condition, strategy and metric. A metric without a value in the valid trials of
-    both strategy and baseline, such as the recovery time without a fault, has no row.
-
-    Parameters
-    ----------
-    outcomes
-        The trials of one experiment; those that are not valid are left out.
-    section
-        The baseline and the metrics.
-    rng
-        Draws the subsets by which counts of many seeds are judged.
+    Only valid trials enter. Rows come by condition, strategy and metric. A metric without a value
+    in the trials of both strategy and baseline, such as the recovery time without a fault, has no
+    row.
     """
     baseline = baseline_of(outcomes, section)
     if baseline is None:

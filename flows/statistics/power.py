@@ -62,22 +62,11 @@ def power_of_claim(
     level: float = SIGNIFICANCE,
     exact: bool = False,
 ) -> float:
-    """Return the probability that a claim is found to hold.
+    """Return the probability that a claim is found to hold with `n` seeds.
 
-    Parameters
-    ----------
-    region
-        What is claimed.
-    n
-        Number of seeds.
-    sd
-        Standard deviation of the differences between trials with the same seed.
-    effect
-        The true mean of the differences.
-    level
-        Of the two-sided test.
-    exact
-        Whether it is the sign-flip test, as of counts.
+    `effect` is the true mean of the differences between trials with the same seed, `sd` their
+    standard deviation. The `level` is that of the two-sided test, which is `exact` for counts: the
+    sign-flip test.
     """
     always = sd <= ROUNDING * abs(effect)
     if n < fewest_seeds(level, exact or always):

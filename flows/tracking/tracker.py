@@ -324,25 +324,11 @@ def deliver(
     complete: bool,
     warn: Callable[[str], None],
 ) -> Delivered:
-    """Upload what the tracking store is missing of an experiment. It may be repeated.
+    """Upload what the tracking store is missing of the experiment in `folder`.
 
-    Parameters
-    ----------
-    folder
-        That of the experiment, with its report.
-    here, store
-        The working directory and the URI, as for `Tracker`.
-    trials
-        The recorded trials, with the effects of their faults.
-    complete
-        Whether these are all trials of the experiment: only then, report and means are written.
-    warn
-        Called for what the store refuses.
-
-    Raises
-    ------
-    StoreUnavailable
-        The store cannot be used. It keeps its runs, and a repetition continues from there.
+    The `trials` have the effects of their faults. Report and means are written only if these are
+    all trials of the experiment. Raises `StoreUnavailable` if the store cannot be used: it keeps
+    its runs, and a repetition continues from there.
     """
     tracker, refused = Tracker(folder.name, here, store), list[str]()
     for done in (*trials, None):

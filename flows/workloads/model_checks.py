@@ -21,16 +21,9 @@ TOLERANCE = 1e-4  # as a share of the larger value, or of a ten-thousandth of th
 def check_model(workload: Workload, name: str, x: Any, y: Array) -> str:
     """Check a model on one batch, and return a one-line summary of the check.
 
-    Raises `ConfigurationError` if it fails, does not fit the data, writes into its arguments, has a
-    loss that is not finite, or gives another gradient for the same batch; or the gradient of a
-    user's model is not that of its loss.
-
-    Parameters
-    ----------
-    name
-        Its name in messages.
-    x, y
-        The batch.
+    Raises `ConfigurationError`, with the `name` of the model, if it fails, does not fit the data,
+    writes into its arguments, has a loss that is not finite, or gives another gradient for the same
+    batch; or the gradient of a user's model is not that of its loss.
     """
     with refusing(name, "cannot draw its initial parameters"):
         params, again = (workload.initial(np.random.default_rng(1)) for _ in range(2))

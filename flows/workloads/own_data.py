@@ -64,22 +64,10 @@ def prepared(
 ) -> Dataset:
     """Return a data set of examples: split, scaled, in float32, with classes numbered from 0.
 
-    Raises `ConfigurationError` if targets are not valid classes, there are too few rows, or sparse
-    data would be shifted.
-
-    Parameters
-    ----------
-    place
-        The name of the data set, also in messages.
-    scored
-        Mask of the scored rows; None: they are drawn.
-    test, seed
-        The share of the rows of each class to draw, and the seed of the draw.
-    standardise, standardise_target
-        Whether to scale each feature, or the target, to mean 0 and standard deviation 1 in the
-        training part. A column that is constant there is only shifted.
-    regression
-        Whether targets are numbers instead of classes.
+    Without a mask of the rows that are `scored`, a share `test` of the rows of each class is drawn.
+    Features and targets are scaled to mean 0 and standard deviation 1 in the training part; a
+    column that is constant there is only shifted. Raises `ConfigurationError` if targets are not
+    valid classes, there are too few rows, or sparse data would be shifted.
     """
     y, names, scale = examples.y, examples.y[:0], 1.0
     if not regression:

@@ -45,18 +45,9 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class PythonModel(Predictor):
-    """A workload whose model is a user's class.
+    """A workload whose model is a user's class; `settings` are JSON.
 
     Only its name is pickled: each process creates its own model.
-
-    Parameters
-    ----------
-    shape
-        Shape of the data.
-    code
-        The class.
-    settings
-        Its arguments after the shape, by name, as JSON.
     """
 
     name: ClassVar[str] = "python"
