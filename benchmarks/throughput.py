@@ -136,16 +136,13 @@ def throughput(
 def rate_of(ends: Sequence[Sequence[float]]) -> float:
     """Calls per second that end from when the last worker has begun to when the first one stops.
 
+    Raises `DpsError` if there was no time at which all of them pushed.
+
     Parameters
     ----------
     ends
         For each worker, when each of its calls ended, in seconds of one clock; the first call is
         counted as its beginning only.
-
-    Raises
-    ------
-    DpsError
-        There was no time at which all of them pushed.
     """
     began, stopped = max(times[0] for times in ends), min(times[-1] for times in ends)
     if stopped <= began:

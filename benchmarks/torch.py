@@ -126,10 +126,7 @@ class Row:
 def measure(notify: Notify, rounds: int = ROUNDS) -> list[Row]:
     """Time every variant of every model that can be trained here.
 
-    Raises
-    ------
-    ConfigurationError
-        torch is not installed.
+    Raises `ConfigurationError` if torch is not installed.
     """
     need_torch()
     has_cuda = import_module("torch").cuda.is_available()

@@ -115,10 +115,7 @@ def measure(size: Size, systems: Mapping[str, Peer], rounds: int, notify: Notify
     The first round is not counted: connections are made in it, and memory is mapped. A peer that
     cannot be set up is reported and left out.
 
-    Raises
-    ------
-    DpsError
-        The weights of a system differ from the sum of its gradients.
+    Raises `DpsError` if the weights of a system differ from the sum of its gradients.
     """
     with _opened(systems, size.nbytes, notify) as opened:
         found: dict[str, list[float]] = {name: [] for name, _ in opened}

@@ -85,10 +85,8 @@ def solve_each(
 ) -> list[Outcome]:
     """Solve the examples in turn; print each result and add it to the page at once.
 
-    Raises
-    ------
-    ConfigurationError
-        The folder cannot be written (checked first), or the data of an example cannot be used.
+    Raises `ConfigurationError` if the folder cannot be written (checked first), or the data of an
+    example cannot be used.
     """
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,10 +29,7 @@ MAX_OF_ALL = 0.25
 def write_corpus(folder: Path, documents: int, seed: int) -> Path:
     """Write random docstrings as ``docword.docstrings.txt``; return its path.
 
-    Raises
-    ------
-    ConfigurationError
-        The installed packages have too few docstrings.
+    Raises `ConfigurationError` if the installed packages have too few docstrings.
     """
     texts = _docstrings(documents, np.random.default_rng(seed))
     bags = [Counter(WORD.findall(text.lower())) for text in texts]
@@ -65,10 +62,7 @@ def read_bag_of_words(path: Path) -> Corpus:
     then each line has a document, a word, both from 1, and a count. ``vocab.NAME.txt`` beside it
     has the words, one on a line.
 
-    Raises
-    ------
-    ConfigurationError
-        A file cannot be read, or is not in this format.
+    Raises `ConfigurationError` if a file cannot be read, or is not in this format.
     """
     try:
         header = pd.read_csv(path, header=None, nrows=3)

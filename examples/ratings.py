@@ -49,11 +49,8 @@ class Ratings:
 def read_ratings(path: Path) -> Ratings:
     """Read a CSV, TSV or parquet file with columns of users, items and ratings.
 
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read, a column is missing, or a value is invalid; the message has its
-        place.
+    Raises `ConfigurationError` if the file cannot be read, a column is missing, or a value is
+    invalid; the message has its place.
     """
     table = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
     there, chosen = [*table.frame.columns], []
@@ -129,10 +126,7 @@ class Prepared:
 def prepare(source: RatingSource) -> Prepared:
     """Read and split; the same source gives the same in every process.
 
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read or is invalid, or all ratings are equal.
+    Raises `ConfigurationError` if the file cannot be read or is invalid, or all ratings are equal.
     """
     ratings = read_ratings(source.path) if source.path else _pixels(source)
     out = np.random.default_rng(source.seed).permutation(len(ratings)) % HELD_OUT == 0

@@ -153,10 +153,7 @@ class File:
 def survey(path: Path) -> File:
     """Read a file once, and return the properties that all workers need.
 
-    Raises
-    ------
-    ConfigurationError
-        The file is invalid, or its labels do not have two values.
+    Raises `ConfigurationError` if the file is invalid, or its labels do not have two values.
     """
     found = _read(path)
     labels = np.unique(found.y).tolist()

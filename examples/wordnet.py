@@ -24,10 +24,7 @@ WORD = re.compile(r"[a-z]+")
 def glosses(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield label and words, sorted and once each, of every gloss.
 
-    Raises
-    ------
-    ConfigurationError
-        A file is missing, or is not a file of WordNet.
+    Raises `ConfigurationError` if a file is missing, or is not a file of WordNet.
     """
     for part, label in PARTS.items():
         path = folder / f"data.{part}"

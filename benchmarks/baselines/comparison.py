@@ -17,14 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.baselines.trials import (
-    BASELINES,
-    Measured,
-    Settings,
-    measure,
-    missing,
-    systems,
-)
+from benchmarks.baselines.trials import BASELINES, Measured, Settings, measure, missing, systems
 from flows.files import write_whole
 from flows.statistics import Difference, Interval, interval, paired
 
@@ -162,10 +155,7 @@ def table(found: Comparison) -> str:
 def write(found: Comparison, path: Path) -> None:
     """Write everything as JSON.
 
-    Raises
-    ------
-    StoreUnavailable
-        The file cannot be written.
+    Raises `StoreUnavailable` if the file cannot be written.
     """
     write_whole(path, json.dumps(as_data(found), indent=1) + "\n", "the comparison")
 

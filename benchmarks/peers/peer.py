@@ -54,10 +54,8 @@ def apart(
 
     `caller` is a function of a module, so that it can be named in the other process.
 
-    Raises
-    ------
-    DpsError
-        It cannot be set up, or its process has ended; what that wrote to stderr says why.
+    Raises `DpsError` if it cannot be set up, or its process has ended; what that wrote to stderr
+    says why.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
