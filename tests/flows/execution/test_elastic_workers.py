@@ -53,7 +53,7 @@ def test_without_a_first_number_there_is_a_server_for_each_replica(config: Path)
         ({"servers": 2}, "expected one moment"),
         ({"at_updates": 5}, "expected what changes: servers, workers or both"),
         ({"at_updates": 5, "servers": 3}, "expected 1 to 2 for 2 shards with one replica each"),
-        ({"at_updates": 100, "workers": 3}, "ends after 100 updates"),
+        ({"at_updates": 100, "workers": 3}, "ends earlier, after 100 updates"),
     ],
 )
 def test_what_cannot_be_is_told(config: Path, change: dict[str, Any], told: str) -> None:

@@ -154,7 +154,7 @@ def test_a_model_that_fails_or_has_no_finite_loss_is_refused(
     ("change", "problem"),
     [
         ((HIDDEN, f"{HIDDEN} * 1.001"), "gradient of 'hidden' is .* along a random direction"),
-        ((HIDDEN, HIDDEN.replace("hidden", "Hidden", 1)), "are named 'Hidden', 'out', the param"),
+        ((HIDDEN, HIDDEN.replace("hidden", "Hidden", 1)), "are named 'Hidden', 'out', expected"),
         ((HIDDEN, '"hidden": np.zeros((5, 4), np.float32)'), r"is float32\[5, 4\], expected float"),
         ((HIDDEN, f"{HIDDEN} * np.nan"), "gradient of 'hidden' holds NaN"),
         (("error /= len(y)", "params['out'] *= 2"), "read-only"),

@@ -69,8 +69,8 @@ def test_a_pilot_is_what_is_recorded_or_what_is_named(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"training": {"updates": 400}}, "training.updates is 800 there and 400 here"),
-        ({"optimizer": {"kind": "sgd", "learning_rate": 0.2}}, "learning_rate is 0.1 there and"),
+        ({"training": {"updates": 400}}, "training.updates is 800, planned 400"),
+        ({"optimizer": {"kind": "sgd", "learning_rate": 0.2}}, "learning_rate is 0.1, planned"),
     ],
 )
 def test_a_pilot_of_another_configuration_is_refused_or_left_out(
@@ -92,8 +92,12 @@ def test_a_pilot_of_another_configuration_is_refused_or_left_out(
 @pytest.mark.parametrize(
     ("section", "changes", "said"),
     [
-        ("faults", [KILL, {**KILL, "target": "server-1"}], "faults.1.kind is 'kill' there"),
-        ("optimizer", {"clip": {"norm": 1.0, "value": None}}, "optimizer.clip.norm is 1.0 there"),
+        ("faults", [KILL, {**KILL, "target": "server-1"}], "faults.1.kind is 'kill', planned"),
+        (
+            "optimizer",
+            {"clip": {"norm": 1.0, "value": None}},
+            "optimizer.clip.norm is 1.0, planned",
+        ),
         ("optimizer", {"schedule": {"kind": "cosine", "over": 800}}, "schedule.kind is 'cosine'"),
     ],
 )
@@ -116,7 +120,7 @@ def test_a_virtual_pilot_is_known_by_its_profile(tmp_path: Path) -> None:
     for cluster, told in (
         ({"kind": "local"}, ""),
         ({"kind": "virtual", "profile": "laptop"}, ""),
-        ({"kind": "virtual", "profile": "cluster-25gbit"}, "cluster.profile.* there and .* here"),
+        ({"kind": "virtual", "profile": "cluster-25gbit"}, "cluster.profile.*, planned "),
     ):
         claim = {"metric": "accuracy_final", "strategy": "virtual", "direction": "more"}
         written = {**BASE, "cluster": cluster, "seeds": [1], "claims": [{**claim, "smallest": 0.1}]}

@@ -33,7 +33,7 @@ from flows.records.record import EVENTS_FILE
 from flows.report.html import write_report
 from flows.report.study import Study
 from flows.report.terminal import print_study
-from flows.statistics.caveats import told
+from flows.statistics.caveats import time_basis
 from tests.support.virtual_trials import BASE, virtual_trial
 
 STRATEGIES: dict[str, Any] = {
@@ -219,12 +219,12 @@ def test_reports_and_tables_say_that_time_was_virtual(tmp_path: Path) -> None:
 
 
 def test_times_that_cannot_be_compared_are_said_to_be() -> None:
-    assert told(["", ""]) == told([]) == ""
-    assert told(["laptop"]).startswith("virtual")
-    mixed = told(["laptop", "", "laptop"])
+    assert time_basis(["", ""]) == time_basis([]) == ""
+    assert time_basis(["laptop"]).startswith("virtual")
+    mixed = time_basis(["laptop", "", "laptop"])
     assert "1 on real nodes, 2 on virtual time" in mixed
     assert "do not compare" in mixed
-    assert "do not compare" in told(["laptop", "cluster-25gbit"])
+    assert "do not compare" in time_basis(["laptop", "cluster-25gbit"])
 
 
 def test_one_trial_runs_on_each_core_unless_trials_take_the_cores_from_each_other() -> None:
