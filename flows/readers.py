@@ -327,7 +327,6 @@ def _checked(
 
 
 def _opened(path: Path, errors: str = "strict") -> IO[str]:
-    """Open a text file, plain or .gz."""
     opened = gzip.open if path.suffix.lower() == ".gz" else open
     return cast(IO[str], opened(path, "rt", encoding="utf-8-sig", errors=errors, newline=""))
 

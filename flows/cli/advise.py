@@ -117,7 +117,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _table(found: pd.DataFrame) -> str:
-    """Return the expected costs as text: shares in percent, times with units."""
     from dask.utils import format_time
 
     def setback(seconds: float) -> str:

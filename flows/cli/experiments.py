@@ -175,7 +175,6 @@ def schema() -> None:
 
 
 def _study(experiment: str) -> tuple[Path, Study]:
-    """Return the folder of a recorded experiment, and its study."""
     from flows.metrics.prices import load_prices
     from flows.report.html import open_study
     from flows.statistics.finished import experiment_folder

@@ -78,7 +78,6 @@ def reading_kept(path: Path) -> Iterator[None]:
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
-    """Return the error and the expected value."""
     kind, context, got = error["type"], error.get("ctx", {}), error.get("input")
     if kind == "missing":
         return "is missing; add it"

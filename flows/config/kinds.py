@@ -80,7 +80,6 @@ class RuleSection(Derived):
         return getattr(rule, "penalty", None)
 
     def _rule(self) -> dps.UpdateRule:
-        """Return the update rule without what goes around it."""
         rule: dps.UpdateRule = self.made()
         return rule
 

@@ -397,7 +397,6 @@ class Group:
 
 
 def _written_sections(source: Any) -> dict[str, Any]:
-    """Return the sections in a union that have kinds, by kind."""
     sections = [each for each in get_args(source) if "kind" in each.model_fields]
     return {
         kind: section
@@ -485,7 +484,6 @@ def _check_class(cls: Any, group: Group, kind: str) -> None:
 
 
 def _origin(point: EntryPoint) -> str:
-    """Return an entry point and its distribution, for messages."""
     package = " ".join(_distribution_of(point))
     return f"{package}, entry point {point.group}: {point.name} = {point.value}"
 

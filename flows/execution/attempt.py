@@ -254,7 +254,6 @@ def _needs_torch(config: TrialConfig) -> bool:
 
 
 def _kept(trial: Trial, folder: Path, kind: str) -> list[Path]:
-    """The kept records of attempts at a trial, as it is configured."""
     return list((folder.parent / EARLIER).glob(f"{folder.name}.{trial.digest}.{kind}-*"))
 
 

@@ -169,7 +169,6 @@ class _Driver:
         remote.close()
 
     def begin(self, attempt: Attempt) -> None:
-        """Hand it an attempt to run."""
         self.start(attempt.trial)
         self.attempt = attempt
         config = attempt.trial.config
@@ -221,7 +220,6 @@ class _Driver:
             self._process.terminate()
 
     def end(self) -> None:
-        """Wait until the driver has ended; kill it if it does not."""
         if self._process is not None and self._process.pid:
             self._process.join(STOP_SECONDS)
             self._process.kill()

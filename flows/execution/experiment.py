@@ -205,7 +205,6 @@ class _Books:
         return self._tracker
 
     def enter(self, done: Finished) -> None:
-        """Track a trial."""
         try:
             if (tracker := self._opened()) is not None:
                 tracker.track_trial(done)

@@ -152,7 +152,6 @@ def numbered(plan: FaultPlan) -> list[str]:
 
 
 def _brief(plan: FaultPlan) -> str:
-    """Return a plan in the words of a table's cell."""
     if len(plan) > FEW_FAULTS:
         return f"{len(plan)} faults"
     return ", ".join(map(str, plan)) or "–"

@@ -321,7 +321,6 @@ def _server(
 
 
 def _labels(trial: Trial) -> dict[str, str]:
-    """The labels of the trial's metrics and of the lines of its logs."""
     return {"experiment": trial.experiment, "trial": trial.name}
 
 

@@ -203,7 +203,6 @@ class WorkerPool(_Pool):
         return {name: min(t.get(name, 0) for t in tables) for name in self._shares}
 
     def _nodes(self) -> dict[str, int]:
-        """The nodes for workers that are there now, each with its number of threads."""
         alive = self._client.sync(self._client.scheduler.identity, n_workers=-1)["workers"]
         nodes = [node for node in self._ps.nodes if node.role == "worker"]
         there = [node for node in nodes if node.name not in self._ps.leaving]
@@ -301,7 +300,6 @@ class ElasticWorkerPool(_Pool):
         self._hired += 1
 
     def _gone(self, seconds: float) -> bool:
-        """Wait until all workers that were asked to leave have left."""
         return self._platform.wait(self._client, list(self._going.values()), seconds, every=True)
 
     def _look(self) -> str | None:

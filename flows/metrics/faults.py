@@ -179,7 +179,6 @@ def _moments(record: Record, fault: Struck) -> FaultTimes:
 
 
 def _ends(record: Record) -> dict[tuple[int, str], float]:
-    """When pauses and disturbances were over, by fault and node."""
     ends: list[Resumed | Undisturbed] = [*record.of(Resumed), *record.of(Undisturbed)]
     return {(event.fault, event.node): event.t for event in ends}
 
@@ -187,7 +186,6 @@ def _ends(record: Record) -> dict[tuple[int, str], float]:
 def _detected_times(
     record: Record, times: FaultTimes, fault: Struck, detected: Detected
 ) -> FaultTimes:
-    """The moments of a fault by which a shard lost a node."""
     serving, source, applied = _back(record, detected)
     again = _lost_again(record, detected)
     if again is not None and (serving is None or serving > again):

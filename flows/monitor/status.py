@@ -134,7 +134,6 @@ def running(here: Path, experiment: str | None = None) -> list[Status]:
 
 
 def _standing(folder: Path, owner: Owner | None) -> Standing:
-    """The state of the trial in a folder."""
     path, heard, training = folder / EVENTS_FILE, None, None
     state: State
     reason = ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -159,8 +158,8 @@ def source_of(target: str, here: Path) -> Source:
     return ExperimentSource(here / RESULTS / target)
 
 
-def look_twice(source: Source, wait: Callable[[float], object] = time.sleep) -> list[TrainingView]:
+def look_twice(source: Source) -> list[TrainingView]:
     """Return views that have rates: of the second of two looks, a second apart."""
     source.look()
-    wait(APART_SECONDS)
+    time.sleep(APART_SECONDS)
     return source.look()

@@ -22,7 +22,7 @@ import numpy as np
 from dps.events import Applied, EvaluationMissed
 from flows.metrics.trial import evaluations
 from flows.report import style
-from flows.report.study import Study, Trial, end, start, whole
+from flows.report.study import Study, Trial, end, start
 from flows.report.style import BAD, INK, MUTED, PART_COLOURS, Look
 from flows.statistics import MIN_SEEDS, Interval, interval, student_reach
 from flows.statistics.groups import numbers
@@ -112,7 +112,7 @@ def _score_axis(study: Study, axes: Axes) -> None:
 
 def accuracy_over_time(study: Study, condition: str) -> Drawing | None:
     """Draw the score over time: a panel for each strategy with its control, outages shaded."""
-    trials = [trial for trial in study.under(condition) if whole(trial[0])]
+    trials = [trial for trial in study.under(condition) if trial[1].whole]
     each = {
         name: [trial for trial in trials if trial[1].identity.strategy == name]
         for name in study.strategies
@@ -128,7 +128,7 @@ def accuracy_over_time(study: Study, condition: str) -> Drawing | None:
         if columns > 1:
             own.set_title(name, color=looks[name].colour)
         _shade_outages(own, each[name])
-        controls = [trial for trial in study.controls(each[name]) if whole(trial[0])]
+        controls = [trial for trial in study.controls(each[name]) if trial[1].whole]
         for drawn, look, label in ((controls, CONTROL, "control"), (each[name], looks[name], "")):
             rows += _curves(study, own, drawn, look, (name, label or condition))
         own.set_xlim(left=0)
@@ -546,6 +546,5 @@ def _of_metric(study: Study, key: str, values: Sequence[float]) -> Interval:
 
 
 def _scale(study: Study, key: str) -> float:
-    """Return what plain numbers are multiplied by for their unit in tables."""
     scales = {"%": 100.0, "points": 100.0, "MB": 1e-6, "USD": study.money[0]}
     return scales.get(study.metric(key).unit, 1.0)

@@ -16,6 +16,7 @@ from flows.records.record import Record, labels_of, read_configuration
 from flows.report import claims as in_words
 from flows.report import figures, remarks, style, tables
 from flows.report.study import NUMBERS, Study
+from flows.statistics.comparison import read_questions
 from flows.statistics.finished import Finished, read_experiment
 from flows.statistics.groups import place
 
@@ -71,15 +72,16 @@ def open_study(
     begun.sort(key=lambda each: place(each.outcome, labels))
     # An unfinished record that has grown since the current command started has not failed.
     owner = at_work(folder)
-    outcomes = [
+    outcomes = tuple(
         replace(each.outcome, status="running", reason="")
         if owner is not None
         and not each.record.ended
         and each.events_file.stat().st_mtime >= owner.since
         else each.outcome
         for each in begun
-    ]
-    return Study.of_folder(folder, outcomes, [each.record for each in begun]), unusable
+    )
+    records, asked = tuple(each.record for each in begun), read_questions(folder)
+    return Study(outcomes, records, asked.claims, asked.comparison), unusable
 
 
 def render(study: Study, folder: Path, prices: Prices, unusable: Sequence[str] = ()) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from flows.config.claims import ClaimSection
@@ -16,12 +16,11 @@ from flows.metrics import BY_KEY, METRICS, NOT_APPLICABLE, Metric
 from flows.metrics.faults import training_span
 from flows.metrics.outcome import Outcome
 from flows.metrics.score import ACCURACY, Score
-from flows.records.events import TrialResumed
 from flows.records.record import Record
 from flows.report.claims import money
 from flows.statistics.caveats import time_basis
 from flows.statistics.claims import JudgedClaim, judge
-from flows.statistics.comparison import Compared, compared, read_questions
+from flows.statistics.comparison import Compared, compared
 from flows.statistics.groups import conditions, strategies
 
 if TYPE_CHECKING:
@@ -58,14 +57,6 @@ class Study:
     records: tuple[Record, ...] = ()
     claims: tuple[ClaimSection, ...] = ()
     section: ComparisonSection = field(default_factory=ComparisonSection)
-
-    @classmethod
-    def of_folder(
-        cls, folder: Path, outcomes: Sequence[Outcome], records: Sequence[Record] = ()
-    ) -> Study:
-        """Return the study of trials with the claims and comparison that `folder` keeps."""
-        asked = read_questions(folder)
-        return cls(tuple(outcomes), tuple(records), asked.claims, asked.comparison)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -240,11 +231,6 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(
         f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs if run
     )
-
-
-def whole(record: Record) -> bool:
-    """Return whether a record is of a whole training; that of a resumed trial begins midway."""
-    return not record.of(TrialResumed)
 
 
 def start(record: Record) -> float:

@@ -159,10 +159,10 @@ def interval(values: Sequence[float], rng: np.random.Generator, counts: bool = F
     return Interval(mean.mean, mean.low, mean.high, mean.n)
 
 
-def student_reach(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray:
+def student_reach(values: np.ndarray) -> np.ndarray:
     """Return half of Student's interval of the mean of two or more values, of each column."""
     n = len(values)
-    return np.asarray(_quantile(n, confidence) * values.std(axis=0, ddof=1) / math.sqrt(n))
+    return np.asarray(_quantile(n, CONFIDENCE) * values.std(axis=0, ddof=1) / math.sqrt(n))
 
 
 def paired(

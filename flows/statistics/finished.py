@@ -188,7 +188,6 @@ def with_effects(found: Sequence[Finished], prices: Prices) -> list[Finished]:
 
 
 def _lacking(outcome: Outcome, control: Outcome | None) -> str:
-    """The reason why the effect of a valid trial's faults is unknown."""
     if not outcome.whole:
         return "it was resumed"
     if control is None:

@@ -81,15 +81,15 @@ def power_of_claim(
     return float(np.mean(_between(low, high, effect, sd / np.sqrt(n))))
 
 
-def seeds_needed(power_at: Callable[[int], float], power: float = POWER) -> int | None:
-    """Return the fewest seeds with at least this power; None where a million would not do."""
+def seeds_needed(power_at: Callable[[int], float]) -> int | None:
+    """Return the fewest seeds with a power of 80%; None where a million would not do."""
     enough = MIN_SEEDS
-    while power_at(enough) < power:
+    while power_at(enough) < POWER:
         if enough >= MAX_SEEDS:
             return None
         enough = min(2 * enough, MAX_SEEDS)
     seeds = range(max(MIN_SEEDS, enough // 2), enough + 1)
-    return seeds[bisect_left(seeds, power, key=power_at)]
+    return seeds[bisect_left(seeds, POWER, key=power_at)]
 
 
 # -- parts -------------------------------------------------------------------------------------

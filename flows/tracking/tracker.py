@@ -366,7 +366,6 @@ def _scale(metric: Metric) -> float:
 
 
 def _changed(figures: Mapping[str, float], run: Any) -> dict[str, float]:
-    """Those figures that a run does not have yet."""
     return {name: v for name, v in figures.items() if run.data.metrics.get(name) != v}
 
 

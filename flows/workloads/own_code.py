@@ -204,7 +204,6 @@ def _folder_on_path(folder: Path) -> Iterator[None]:
 
 
 def _is_in(folder: Path, name: str) -> bool:
-    """Return whether a module or package lies directly in a folder."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     places = (spec.submodule_search_locations or [spec.origin or ""]) if spec else []
     return any(Path(place).parent == folder for place in places)
