@@ -159,31 +159,33 @@ def with_effects(found: Sequence[Finished], prices: Prices) -> list[Finished]:
     its record begins in the middle.
     """
 
+    outcomes = [each.outcome for each in found]
+    starts = (each.record.started for each in found)
+    setups = [setup(started.settings if started else {}) for started in starts]
+
+    def usable(index: int) -> bool:
+        return outcomes[index].valid and outcomes[index].whole
+
     @cache  # a control may be that of many
     def trial_of(index: int) -> Recorded:
         return Recorded(found[index].record, prices)
 
-    outcomes = [each.outcome for each in found]
-    starts = (each.record.started for each in found)
-    setups = [setup(started.settings if started else {}) for started in starts]
-    indices = {each.identity.trial: index for index, each in enumerate(outcomes)}
-    every = {name: setups[index] for name, index in indices.items()}
-    usable = {
-        name: every[name]
-        for name, index in indices.items()
-        if outcomes[index].valid and outcomes[index].whole
-    }
-    control_of, any_control_of = controls(usable), controls(every)
+    # Of several trials that differ only by the faults, the control is the first usable one by name.
+    order = sorted(range(len(found)), key=lambda i: (not usable(i), outcomes[i].identity.trial))
+    controls: dict[str, int] = {}
+    for index in order:
+        if not setups[index].plans_faults:
+            controls.setdefault(setups[index].but_for_faults, index)
     known = list(outcomes)
     for index, each in enumerate(outcomes):
-        name = each.identity.trial
-        if indices[name] == index and name in control_of:
-            effect = effects(trial_of(index), trial_of(indices[control_of[name]]))
-            known[index] = replace(each, effects=effect)
-        elif each.valid and setups[index].plans_faults:
-            control = any_control_of.get(name)
-            why = _lacking(each, None if control is None else outcomes[indices[control]])
-            known[index] = replace(each, effects=Effects(lacking=why))
+        if not each.valid or not setups[index].plans_faults:
+            continue
+        control = controls.get(setups[index].but_for_faults)
+        if control is not None and usable(index) and usable(control):
+            effect = effects(trial_of(index), trial_of(control))
+        else:
+            effect = Effects(lacking=_lacking(each, None if control is None else outcomes[control]))
+        known[index] = replace(each, effects=effect)
     return [replace(each, outcome=new) for each, new in zip(found, known, strict=True)]
 
 
@@ -246,19 +248,3 @@ def setup(settings: Mapping[str, Any]) -> Setup:
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return Setup(digest, bool(config.get("faults")))
-
-
-def controls(trials: Mapping[str, Setup]) -> dict[str, str]:
-    """Return the name of the control, if any, of each trial with planned faults.
-
-    If several trials differ only by the faults, the control is the first by name.
-    """
-    quiet: dict[str, str] = {}
-    for name, each in sorted(trials.items()):
-        if each.but_for_faults and not each.plans_faults:
-            quiet.setdefault(each.but_for_faults, name)
-    return {
-        name: quiet[each.but_for_faults]
-        for name, each in trials.items()
-        if each.plans_faults and each.but_for_faults in quiet
-    }
