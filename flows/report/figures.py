@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dps.events import Applied, EvaluationMissed
+from flows.metrics import faults
 from flows.metrics.trial import evaluations
 from flows.report import style
 from flows.report.study import Study, Trial, end, start
@@ -203,13 +204,9 @@ def accuracy_points(trial: Trial) -> list[tuple[float, float]]:
 
 
 def outages(trial: Trial) -> list[tuple[float, float]]:
-    """Return from when to when shards were not served because of each fault of a trial."""
+    """Return from when to when a shard was not served because of faults."""
     record, outcome = trial
-    return [
-        (fault.began, fault.serving if fault.serving is not None else end(record))
-        for fault in outcome.faults
-        if fault.shard is not None
-    ]
+    return [(each.began, min(each.serving, end(record))) for each in faults.outages(outcome.faults)]
 
 
 def _shade_outages(axes: Axes, trials: Sequence[Trial]) -> None:
@@ -330,8 +327,8 @@ def recovery(study: Study) -> Drawing | None:
         ):
             axes.barh(place, part, left=left, color=colour, height=0.6)
             data.append((condition, strategy, name, part))
-        faults = (fault for _, o in study.under(condition, strategy) for fault in o.faults)
-        each = [fault.rto_seconds for fault in faults if fault.rto_seconds is not None]
+        hits = (fault for _, o in study.under(condition, strategy) for fault in o.faults)
+        each = [fault.rto_seconds for fault in hits if fault.rto_seconds is not None]
         dots = axes.plot(each, [place] * len(each), "o", color=looks[strategy].colour, markersize=3)
         dots[0].set_markeredgecolor("white")
         data += [(condition, strategy, "each outage", value) for value in each]
