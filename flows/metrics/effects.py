@@ -227,7 +227,6 @@ def _metric(key: str, label: str, unit: Unit, text: str) -> Metric:
         lambda effects: effects.values.get(key),
         signed=key != "effect_time_span",
         of_score=unit == "points",
-        of_faults=True,
         of_effects=True,
     )
 

@@ -64,8 +64,6 @@ class Metric:
         are those of a share; `Score.of` adapts them to another score.
     whole
         Whether it takes a record of the whole training: a trial that was resumed has no value.
-    of_faults
-        Whether a trial without faults never has a value.
     """
 
     key: str
@@ -78,7 +76,6 @@ class Metric:
     signed: bool = False
     of_score: bool = False
     whole: bool = True
-    of_faults: bool = False
     of_effects: bool = False
 
     @property

@@ -63,7 +63,7 @@ def downtime_shard_seconds(trial: Trial) -> float:
     return sum(until - since for since, until in trial.down)
 
 
-@RECOVERY.metric("recovery time, median", "s", "lower", of_faults=True)
+@RECOVERY.metric("recovery time, median", "s", "lower")
 def recovery_median_seconds(trial: Trial) -> float | None:
     """From the fault to the first update applied after recovery: median over all outages. An
     unrecovered outage counts as infinite; empty if the median is infinite.
@@ -115,7 +115,6 @@ RECOVERY += [
         None if part == "wait_capacity" else "lower",
         text,
         attrgetter(f"loss.{part}_seconds"),
-        of_faults=True,
     )
     for part, (label, text) in _PARTS.items()
 ]

@@ -54,7 +54,6 @@ UPDATES += [
         text,
         attrgetter(f"ledger.{name}"),
         whole=name not in _AT_THE_END,
-        of_faults=name == "lost_per_fault",
     )
     for name, text in _COUNTS.items()
 ]
