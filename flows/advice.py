@@ -238,9 +238,6 @@ def bytes_of(text: str, option: str) -> int:
     return nbytes
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
 def _expected(
     situation: Situation, strategy: str, roles: Counter[str], means: pd.DataFrame
 ) -> dict[str, float]:

@@ -163,9 +163,6 @@ def place_of(key: str, document: Document, overrides: Sequence[Override] = ()) -
     return f"{document.name}{line}{': ' * bool(key)}{key}"
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
 def _refuse_secrets(text: str, place: str) -> None:
     """Refuse an address with a password: records, reports and MLflow repeat what is configured."""
     if holds_secret(text):

@@ -448,9 +448,6 @@ def schema() -> dict[str, Any]:
     return {"$schema": draft, **ExperimentConfig.model_json_schema()}
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
 def _on_axis(key: str, reason: str, labels: Mapping[str, str]) -> Complaint:
     """Point a complaint about a trial at the axis that the value is from, if it is from one."""
     axis = max((each for each in labels if f"{key}.".startswith(f"{each}.")), key=len, default="")

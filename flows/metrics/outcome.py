@@ -39,8 +39,6 @@ class Outcome:
     effects
         Effects of the faults, against the trial's control; known only together with other trials,
         see `flows.statistics.finished.with_effects`.
-    failed_before
-        Number of attempts at the trial that failed before this one.
     whole
         Whether the record is of the whole training; False for a trial that was resumed after an
         interruption, whose record begins there.
@@ -62,7 +60,6 @@ class Outcome:
     faults: tuple[FaultTimes, ...] = ()
     effects: Effects = Effects()  # noqa: RUF009
     score: Score = ACCURACY
-    failed_before: int = 0
     whole: bool = True
     transports: Mapping[str, int] = field(default_factory=dict)
     virtual: str = REAL
@@ -112,7 +109,6 @@ def outcome(record: Record, prices: Prices, folder: str = "") -> Outcome:
         values={m.key: m.compute(trial) for m in METRICS if not m.of_effects},
         faults=trial.faults,
         score=trial.score,
-        failed_before=record.failed_before,
         whole=trial.whole,
         transports=dict(Counter(e.transport for e in record.of(Connected)).most_common()),
         virtual=str(cluster.get("profile", "?")) if virtual else REAL,

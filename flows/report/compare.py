@@ -229,9 +229,6 @@ def two_trials(names: tuple[str, str], first: Outcome, second: Outcome) -> pd.Da
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
 def _settings_of(events_file: Path) -> Mapping[str, Any]:
     """Return the settings that the record of a trial begins with; none of a damaged one."""
     try:

@@ -47,8 +47,8 @@ def cautions(study: Study, folder: Path | None) -> list[str]:
         if not each.valid:
             reason = each.reason or "no reason recorded"
             found.append(f"{trial} is {each.status} and left out: {reason}")
-        if each.failed_before:
-            attempts = f"{each.failed_before} attempt{'s' * (each.failed_before != 1)}"
+        if failed := each.row()["failed_before"]:
+            attempts = f"{failed} attempt{'s' * (failed != 1)}"
             text = f"{trial}: {attempts} before failed or invalid; records are in {EARLIER}/"
             found.append(text)
         if each.valid and not each.whole:

@@ -209,9 +209,6 @@ def rank_of_bound(subsets: int, level: float) -> int:
     return math.ceil(level * (1 + subsets) / 2 - ROUNDING) - 1
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
 def _constant(data: np.ndarray) -> bool:
     """Whether the values are equal, but for rounding."""
     return bool(np.ptp(data) <= ROUNDING * np.abs(data).max())

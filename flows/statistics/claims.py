@@ -184,9 +184,6 @@ def planned(
     return tuple(plans)
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
 class _Evidence(NamedTuple):
     """A claim, of which a relative `smallest` is resolved, and what is known of its difference."""
 

@@ -214,9 +214,6 @@ def uneven(trials: Trials, base: Trials, metric: str) -> Uneven | None:
     return None if own == other else Uneven(len(own), len(other), len(seeds))
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
 def _measured(
     rows: Rows, place: tuple[str, str, str, str], section: ComparisonSection, rng: Generator
 ) -> Compared | None:

@@ -92,9 +92,6 @@ def seeds_needed(power_at: Callable[[int], float]) -> int | None:
     return seeds[bisect_left(seeds, POWER, key=power_at)]
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=1024)
 def _reaches(n: int, level: float, exact: bool) -> tuple[np.ndarray, np.ndarray]:
     """How far intervals reach down and up from the means of samples of a standard normal."""

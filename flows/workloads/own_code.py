@@ -164,9 +164,6 @@ def refusing(reference: str, doing: str = "cannot be imported") -> Iterator[None
         raise ConfigurationError(f"{reference} {doing}: {reason}{_place(error)}") from error
 
 
-# -- parts -----------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=32)
 def _imported(place: str, path: str, sha256: str) -> ModuleType:
     spec = spec_from_file_location(f"{place}_{sha256[:12]}", path)

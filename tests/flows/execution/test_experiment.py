@@ -215,7 +215,7 @@ def test_failed_trials_run_again_and_invalid_and_resumed_ones_when_asked_for(
     done, _ = go(experiment, tmp_path, again, resume=False)
     assert again.ran == NAMES[2:3]
     assert all(each.whole for each in done.outcomes)
-    failed_before = [each.failed_before for each in done.outcomes]
+    failed_before = [each.row()["failed_before"] for each in done.outcomes]
     assert failed_before == [1, 1, 0, 0], "nothing went wrong with the resumed one"
     kept = {
         path.parent.name for path in (tmp_path / "results" / "demo" / EARLIER).glob("*/*.jsonl")
