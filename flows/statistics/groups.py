@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
 
 from flows.metrics.outcome import Outcome
 
@@ -21,32 +20,14 @@ def numbers(labels: Sequence[str]) -> dict[str, float] | None:
     return {label: float(number.replace("∞", "inf")) for label, (number,) in by_label.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The trials that differ by nothing but their seed; `left_out` are the invalid and failed."""
-
-    strategy: str
-    condition: str
-    trials: tuple[Outcome, ...]
-    left_out: tuple[Outcome, ...]
-
-
-def summarize(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
-    """Group trials by condition and strategy, in the order of `conditions` and `strategies`."""
-    members = defaultdict[tuple[str, str], list[Outcome]](list)
+def by_place(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """Return trials by condition and strategy, in the order of `conditions` and `strategies`."""
+    members: dict[tuple[str, str], list[Outcome]] = {
+        place: [] for place in product(conditions(outcomes), strategies(outcomes))
+    }
     for each in outcomes:
         members[each.identity.condition, each.identity.strategy].append(each)
-    return tuple(
-        Group(
-            strategy,
-            condition,
-            trials=tuple(each for each in group if each.valid),
-            left_out=tuple(each for each in group if not each.valid),
-        )
-        for condition in conditions(outcomes)
-        for strategy in strategies(outcomes)
-        if (group := members[condition, strategy])
-    )
+    return {place: group for place, group in members.items() if group}
 
 
 def strategies(outcomes: Sequence[Outcome]) -> tuple[str, ...]:

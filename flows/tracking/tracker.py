@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,7 +38,7 @@ from flows.report.claims import title, verdict_sentence
 from flows.statistics.claims import judge
 from flows.statistics.comparison import read_questions
 from flows.statistics.finished import Finished
-from flows.statistics.groups import Group, summarize
+from flows.statistics.groups import by_place
 from flows.tracking.store import Refused, create_database, default_uri, directory_id, prepare_mlflow
 
 PREFIX = "dps/"
@@ -200,10 +201,11 @@ class Tracker:
         now = max((done.record.events[-1].t + _shift(done) for done in trials), default=0.0)
         with self._errors("the report"):
             self._log_effects(trials)
-            groups = summarize(outcomes)
-            for number, group in enumerate(groups):
-                self._log_means(group, number, now)
-            for place in self._strategies.keys() - {(g.strategy, g.condition) for g in groups}:
+            places = set[tuple[str, str]]()
+            for number, ((condition, strategy), group) in enumerate(by_place(outcomes).items()):
+                self._log_means(self._strategy(strategy, condition), group, number, now)
+                places.add((strategy, condition))
+            for place in self._strategies.keys() - places:
                 self._client.set_tag(self._strategies[place].info.run_id, KIND, EARLIER)
             for path in sorted(folder.iterdir()):
                 if path.is_file() and not path.name.startswith("."):
@@ -232,33 +234,30 @@ class Tracker:
             t = done.record.events[-1].t + _shift(done)
             self._writer.log(run.info.run_id, [Point(k, v, t, 0) for k, v in new.items()])
 
-    def _log_means(self, group: Group, number: int, now: float) -> None:
-        run = self._strategy(group.strategy, group.condition)
-        means: dict[str, float] = {}
-        for name, metric in named_figures(group.trials[0].score) if group.trials else ():
-            values = [v for trial in group.trials if (v := _number(trial, metric)) is not None]
+    def _log_means(self, run: str, group: Sequence[Outcome], number: int, now: float) -> None:
+        trials, means = [outcome for outcome in group if outcome.valid], dict[str, float]()
+        for name, metric in named_figures(group[0].score):
+            values = [v for trial in trials if (v := _number(trial, metric)) is not None]
             if values:
                 means[name] = _scale(metric) * fmean(values)
         new = _changed(means, self._client.get_run(run))
         self._writer.log(run, [Point(name, value, now, 0) for name, value in new.items()])
-        statuses = [outcome.status for outcome in (*group.trials, *group.left_out)]
-        counts = {status: statuses.count(status) for status in dict.fromkeys(statuses)}
+        counts = Counter(outcome.status for outcome in group).most_common()
         tags = {
             ORDER: f"{number:04}",
-            "dps.trials": ", ".join(f"{n} {status}" for status, n in counts.items()),
+            "dps.trials": ", ".join(f"{n} {status}" for status, n in counts),
         }
         self._writer.set(run, tags, {})
-        self._writer.end(run, bool(group.trials), now)
+        self._writer.end(run, bool(trials), now)
 
     def _describe(self, outcomes: Sequence[Outcome], folder: Path) -> None:
         """Describe the experiment and its run, unless a user has described the experiment."""
         judged = judge(
             outcomes, read_questions(folder).claims, np.random.default_rng(0)
         )  # same seed as in the report
-        groups = summarize(outcomes)
         facts = {
-            "Strategies": dict.fromkeys(group.strategy for group in groups),
-            "Conditions": dict.fromkeys(g.condition for g in groups if g.condition),
+            "Strategies": dict.fromkeys(o.identity.strategy for o in outcomes),
+            "Conditions": dict.fromkeys(filter(None, (o.identity.condition for o in outcomes))),
             "Seeds": dict.fromkeys(str(o.identity.seed) for o in outcomes),
         }
         asked = "; ".join(f"**{what}:** {', '.join(of)}" for what, of in facts.items() if of)
