@@ -36,7 +36,7 @@ from dps.core.blocks import (
     joined,
 )
 from dps.core.filters.chain import Counts, FilterChain, Outbox, Prepared
-from dps.core.filters.device import HOST
+from dps.core.filters.device import HOST, Device
 from dps.core.filters.encoding import (
     BF16_MAX,
     BUCKET,
@@ -113,8 +113,8 @@ def wait(event: Event) -> None:
         event.synchronize()
 
 
-class Accelerator:
-    """A `dps.core.filters.device.Device` with tensors, and the memory that it can copy from."""
+class Accelerator(Device):
+    """A device with tensors, and the memory that it can copy from."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -195,7 +195,8 @@ class Accelerator:
         """Encode the entries under a mask (None: all), as `encoding.encoded` does."""
         size = len(numbers)
         entries = size if mask is None else int(mask.count_nonzero())
-        kind, keys = form_of_keys(size, entries, _dtype(numbers), form), numbers.new_empty(0)
+        dtype = str(numbers.dtype).removeprefix("torch.")
+        kind, keys = form_of_keys(size, entries, dtype, form), numbers.new_empty(0)
         if kind is None or mask is None:
             entries = -1
             sent = numbers if mask is None else self.where(mask, numbers)
@@ -246,10 +247,7 @@ class _Writable:
 
 
 class DeviceOutbox(Outbox):
-    """An outbox that filters gradients on a device, and copies them.
-
-    It takes each as a `Part`, or as an array. Without filters it only copies parts.
-    """
+    """An outbox that filters gradients, as parts or arrays, on a device, and copies them."""
 
     waits = True
 
@@ -318,21 +316,12 @@ class DeviceGradients(OnDevice):
     """The gradients of some parameters, as `backward` has left them."""
 
     def __init__(self, gradients: Mapping[str, Tensor], memory: DeviceMemory) -> None:
-        self._gradients = gradients
+        super().__init__(gradients)
         self._memory = memory
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._gradients[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._gradients)
-
-    def __len__(self) -> int:
-        return len(self._gradients)
 
     def parts(self, names: Sequence[str], clipping: Clipped | None) -> Mapping[int, Gathered]:
         """Return the part of each shard: a `Part`, and the indices of its pieces."""
-        return self._memory.parts({name: self._gradients[name] for name in names}, clipping)
+        return self._memory.parts({name: self[name] for name in names}, clipping)
 
 
 class DeviceWeights(Destination):
@@ -527,15 +516,9 @@ def _typed(buffer: Tensor, stretch: Stretch) -> Tensor:
     return buffer[stretch.begin : stretch.end].view(getattr(torch, stretch.dtype))
 
 
-def _dtype(numbers: Tensor) -> str:
-    return str(numbers.dtype).removeprefix("torch.")
-
-
 def _clip(gradients: list[Tensor], clipping: Clipped) -> None:
-    """Clip the parts of one gradient in place, unless it holds NaN or infinity.
-
-    The device does not wait for the host, which does not look at the norm.
-    """
+    """Clip the parts of one gradient in place, unless it holds NaN or infinity."""
+    # The device does not wait for the host, which does not look at the norm.
     gradients = [some for each in gradients for some in each.split(CLIPPED_TOGETHER)]
     if clipping.value is not None:
         for each in gradients:

@@ -343,11 +343,10 @@ class FlatLayout:
         return FlatArrays(self, buffer)
 
 
-class Destination(Mapping[str, Any]):
-    """Named arrays, or tensors on a device, that weights are written into."""
+class Named(Mapping[str, Any]):
+    """Named arrays, or tensors on a device."""
 
-    def __init__(self, layout: FlatLayout, arrays: Mapping[str, Any]) -> None:
-        self.layout = layout
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> Any:
@@ -358,6 +357,14 @@ class Destination(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+
+class Destination(Named):
+    """Named arrays, or tensors on a device, that weights are written into."""
+
+    def __init__(self, layout: FlatLayout, arrays: Mapping[str, Any]) -> None:
+        super().__init__(arrays)
+        self.layout = layout
 
     @abstractmethod
     def fill(self, buffers: Mapping[int, np.ndarray]) -> None:

@@ -1,13 +1,13 @@
 """Where gradients are filtered: on the host, as arrays, or on a device, as tensors of torch.
 
 A chain of filters does the same in both places. It uses the operators that arrays and tensors share
-and, for other operations, the methods of a `Device`. `dps.torch_device` has the one for tensors.
+and, for other operations, the methods of a `Device`. `dps.torch_device` has a subclass for tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,75 +29,36 @@ Numbers = Any  # 1-D: an array, or a tensor
 Mask = Any  # booleans, in the same form
 
 
-class Device(Protocol):
-    """Operations on arrays or tensors for a chain of filters, in addition to operators.
-    Thread-safe."""
+class Device:
+    """Operations on arrays for a chain of filters, in addition to operators. Thread-safe."""
 
     def view(self, buffer: Any, stretch: Stretch) -> Numbers:
         """Return the elements of a stretch, without a copy."""
+        return stretch.view(buffer)
 
     def joined(self, parts: Sequence[Numbers]) -> Numbers:
         """Return several parts as one."""
+        return np.concatenate(parts)
 
     def zeros(self, count: int, dtype: str) -> Numbers:
         """Return zeros."""
+        return np.zeros(count, dtype)
 
     def where(self, mask: Mask, numbers: Numbers) -> Numbers:
         """Return the numbers, with 0 where the mask is false."""
+        return np.where(mask, numbers, 0)
 
     def all_finite(self, numbers: Numbers) -> bool:
         """Whether all numbers are finite."""
-        ...
+        return all_finite(numbers)
 
     def norm(self, numbers: Numbers) -> float:
         """Return the Euclidean norm."""
-        ...
-
-    def selected(self, selection: Selection, numbers: Numbers, sending: Sending) -> Mask:
-        """Return the mask of a selection, which cannot change the numbers."""
-
-    def encoded(self, numbers: Numbers, mask: Mask, form: Values, random: Random) -> Section:
-        """Encode the entries under a mask (None: all), as `encoding.encoded` does."""
-        ...
-
-    def values(self, section: Section, like: Numbers) -> Numbers:
-        """Return the values of a section of numbers `like` these, as `encoding.values_of` does."""
-
-    def payload(self, sections: Sequence[Section], empty: Empty) -> np.ndarray:
-        """Return the buffers of sections as one, as `encoding.payload_of` does."""
-        ...
-
-    def on_host(self, numbers: Numbers) -> np.ndarray:
-        """Return the numbers as an array."""
-        ...
-
-
-class _Host:
-    """The memory of this process."""
-
-    def view(self, buffer: np.ndarray, stretch: Stretch) -> np.ndarray:
-        return stretch.view(buffer)
-
-    joined = staticmethod(np.concatenate)
-    all_finite = staticmethod(all_finite)
-    encoded = staticmethod(encoded)
-    payload = staticmethod(payload_of)
-    on_host = staticmethod(np.asarray)
-
-    def zeros(self, count: int, dtype: str) -> np.ndarray:
-        return np.zeros(count, dtype)
-
-    def where(self, mask: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return np.where(mask, numbers, 0)
-
-    def values(self, section: Section, like: np.ndarray) -> np.ndarray:
-        return values_of(section, str(like.dtype), like.size)
-
-    def norm(self, numbers: np.ndarray) -> float:
         with np.errstate(over="ignore"):
             return float(np.linalg.norm(numbers))
 
-    def selected(self, selection: Selection, numbers: np.ndarray, sending: Sending) -> np.ndarray:
+    def selected(self, selection: Selection, numbers: Numbers, sending: Sending) -> Mask:
+        """Return the mask of a selection, which cannot change the numbers."""
         given = numbers.view()
         given.flags.writeable = False
         mask = selection.selected(given, sending)
@@ -110,5 +71,21 @@ class _Host:
             f"{sending.update} was sent"
         )
 
+    def encoded(self, numbers: Numbers, mask: Mask, form: Values, random: Random) -> Section:
+        """Encode the entries under a mask (None: all), as `encoding.encoded` does."""
+        return encoded(numbers, mask, form, random)
 
-HOST: Device = _Host()
+    def values(self, section: Section, like: Numbers) -> Numbers:
+        """Return the values of a section of numbers `like` these, as `encoding.values_of` does."""
+        return values_of(section, str(like.dtype), like.size)
+
+    def payload(self, sections: Sequence[Section], empty: Empty) -> np.ndarray:
+        """Return the buffers of sections as one, as `encoding.payload_of` does."""
+        return payload_of(sections, empty)
+
+    def on_host(self, numbers: Numbers) -> np.ndarray:
+        """Return the numbers as an array."""
+        return np.asarray(numbers)
+
+
+HOST = Device()

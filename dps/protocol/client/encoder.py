@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dps.core.blocks import Arrays, Empty, Gathered, Layout
+from dps.core.blocks import Arrays, Empty, Gathered, Layout, Named
 from dps.core.filters.chain import Counts, FilterChain, Outbox, Prepared
 from dps.core.filters.encoding import stretches
 from dps.core.rules.rule import UpdateRule, needs_base, within
@@ -35,7 +35,7 @@ PASSES = 8  # how often filters read a gradient, for the estimate of how long th
 NO_ROWS: Gradients = MappingProxyType({})
 
 
-class OnDevice(Mapping[str, Any]):
+class OnDevice(Named):
     """The gradients of arrays as tensors on a device, where they are clipped and cut."""
 
     @abstractmethod
