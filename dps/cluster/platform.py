@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import distributed
 
 T = TypeVar("T")
+AnyFuture = asyncio.Future[Any] | Future[Any]
 
 # `time.monotonic` stands still on Linux while the machine is suspended; leases must not.
 BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -122,7 +123,7 @@ class Platform:
                 if not attempt(future):
                     task = loop.create_task(request())
                     future.add_done_callback(lambda _: task)  # which keeps the task alive
-                    task.add_done_callback(partial(_pass_on, future))
+                    task.add_done_callback(partial(settle, future))
             except Exception as error:  # noqa: BLE001 - raised by the caller
                 future.set_exception(error)
 
@@ -161,15 +162,16 @@ class Platform:
             return list(threads.map(work, names))
 
 
-def _pass_on(future: Future[T], task: asyncio.Task[T]) -> None:
+def settle(future: AnyFuture, ended: AnyFuture) -> None:
+    """Give a future the result or the error of one that has ended, unless it is done."""
     if future.done():
         return
-    if task.cancelled():
+    if ended.cancelled():
         future.cancel()
-    elif (error := task.exception()) is not None:
+    elif (error := ended.exception()) is not None:
         future.set_exception(error)
     else:
-        future.set_result(task.result())
+        future.set_result(ended.result())
 
 
 SYSTEM = Platform()
@@ -208,11 +210,9 @@ _making = Lock()
 
 
 def state_of(dask_worker: distributed.Worker) -> dict[str, Any]:
-    """Return the objects that dps keeps on a Dask worker, by name. Thread-safe.
-
-    They are not among Dask's `extensions`: Dask iterates over those for each heartbeat, and gives
-    up a worker whose extensions change during that, as when a thread makes an actor.
-    """
+    """Return the objects that dps keeps on a Dask worker, by name. Thread-safe."""
+    # They are not among Dask's `extensions`: Dask iterates over those for each heartbeat, and gives
+    # up a worker whose extensions change during that, as when a thread makes an actor.
     state: dict[str, Any] = vars(dask_worker).setdefault("dps_state", {})
     return state
 
@@ -228,11 +228,9 @@ def made_once(dask_worker: distributed.Worker, name: str, make: Callable[[], T])
 
 
 def weakly(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Return a handler that calls a bound method while its object lives, and then does nothing.
-
-    Dask's scheduler and client keep a handler even after it is unsubscribed. A bound method would
-    keep its group, with all its arrays, for as long as the cluster exists.
-    """
+    """Return a handler that calls a bound method while its object lives, and then does nothing."""
+    # Dask's scheduler and client keep a handler even after it is unsubscribed. A bound method would
+    # keep its group, with all its arrays, for as long as the cluster exists.
     known = weakref.WeakMethod(method)
 
     async def handle(*args: Any, **kwargs: Any) -> Any:

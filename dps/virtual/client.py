@@ -25,6 +25,7 @@ from greenlet import getcurrent
 from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.backends.base import Process as NodeProcess
 from dps.cluster.names import NodeSpec
+from dps.cluster.platform import settle
 from dps.virtual.disk import SCHEME, VirtualDisk
 from dps.virtual.loop import Process, only_errors
 from dps.virtual.network import Network
@@ -38,7 +39,7 @@ from dps.virtual.node import (
     result_of,
 )
 from dps.virtual.profile import PLENTY, Profile
-from dps.virtual.threads import BlockingLoop, VirtualFuture, VirtualThread, settle
+from dps.virtual.threads import BlockingLoop, VirtualFuture, VirtualThread
 
 T = TypeVar("T")
 
@@ -48,10 +49,7 @@ _disks_in_use: set[str] = set()
 
 
 class TaskFuture(VirtualFuture[T]):
-    """The result of a task, or an actor: Dask's `Future`, as far as dps uses it.
-
-    `work` is done by one of the nodes at these `addresses`; `threads` are the number that it takes.
-    """
+    """The result of a task, or an actor: Dask's `Future`, as far as dps uses it."""
 
     is_actor = False
 
@@ -61,8 +59,8 @@ class TaskFuture(VirtualFuture[T]):
         super().__init__(client.loop.asyncio_loop)
         self.key = key
         self.work = work
-        self.addresses = frozenset(addresses)
-        self.threads = 0
+        self.addresses = frozenset(addresses)  # of the nodes that may do the work
+        self.threads = 0  # that it takes
         self.worker: VirtualWorker | None = None  # None: it waits for one
         self._client = client
 

@@ -19,10 +19,7 @@ SCHEME = "virtualdisk"
 
 
 class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
-    """The files below `virtualdisk://<name>`. `fsspec` creates one object for each name.
-
-    `files` has the content of each; `moved` is the number of bytes read and written so far.
-    """
+    """The files below `virtualdisk://<name>`. `fsspec` creates one object for each name."""
 
     protocol = SCHEME
     root_marker = "/"
@@ -34,7 +31,7 @@ class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
     def erase(self) -> None:
         """Remove all files."""
         self.files: dict[str, bytes] = {}
-        self.moved = 0
+        self.moved = 0  # bytes read and written so far
         self._folders: set[str] = set()
 
     @classmethod

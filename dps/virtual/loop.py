@@ -70,12 +70,10 @@ P = TypeVar("P", bound=Process)
 
 
 class VirtualClock:
-    """The virtual time, the same on the clocks of all processes; without a loop, the start time.
-
-    `monotonic` returns the seconds since the simulation began.
-    """
+    """The virtual time, the same on the clocks of all processes; without a loop, the start time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        # Seconds since the simulation began.
         self.monotonic: Callable[[], float] = loop.time if loop is not None else lambda: 0.0
 
     def now(self) -> float:
@@ -107,19 +105,16 @@ class _Call(TimerHandle):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop on virtual time.
-
-    `random` draws the duration of work in an executor, at most `work` virtual seconds. `files` is
-    called before such work; it returns a function that is called after it, and returns the seconds
-    that its reads and writes take in addition.
-    """
+    """An event loop on virtual time."""
 
     def __init__(self, random: Random, work: float) -> None:
         super().__init__()
+        # Called before work in an executor; returns a function that is called after it, and returns
+        # the seconds that its reads and writes take in addition.
         self.files: Callable[[], Callable[[], float]] = lambda: float
         self._now = 0.0
         self._random = random
-        self.work = work
+        self.work = work  # the longest duration of work in an executor
         self._timers: list[tuple[float, int, _Call]] = []
         self._numbers = count()
         self._tidy_at = TIDY
@@ -133,10 +128,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def call_soon(
-        self,
-        callback: Callable[[*Ts], object],
-        *args: *Ts,
-        context: Context | None = None,
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> _Call:
         """Call a function in the next turn of the loop."""
         call = _Call(callback, args, context)
@@ -168,10 +160,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: Any, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run the work inline, at the end of a duration that is drawn.
-
-        Work whose waiter is cancelled before that, because its process is gone, is not done.
-        """
+        """Run the work inline, at the end of a duration that is drawn."""
+        # Work whose waiter is cancelled before that, because its process is gone, is not done.
         done: asyncio.Future[T] = self.create_future()
         self.call_later(self._random.uniform(0, self.work), self._do, done, lambda: func(*args))
         return done

@@ -100,10 +100,7 @@ class Link:
 
 
 class Network(Generic[P]):
-    """Connects the processes of one virtual cluster, each on its own host. Used from its loop.
-
-    `make` creates a process from its name and address.
-    """
+    """Connects the processes of one virtual cluster, each on its own host. Used from its loop."""
 
     def __init__(self, random: Random, profile: Profile, make: Callable[[str, str], P]) -> None:
         loop = asyncio.get_running_loop()
@@ -113,7 +110,7 @@ class Network(Generic[P]):
         self._seed = random.getrandbits(64)
         self.nowhere = copy_context()  # of work that belongs to no process: messages in transit
         self.requests: Callable[..., Request[P]] = Request  # delivers a request to its target
-        self._make = make
+        self._make = make  # creates a process from its name and address
         self._latency = profile.link.latency
         self._service = profile.service
         self._ports = Ports(loop, profile.link.bandwidth, self.nowhere)

@@ -21,7 +21,7 @@ from distributed.worker import _worker_cvar
 from greenlet import GreenletExit, getcurrent
 
 from dps.cluster.names import NodeSpec
-from dps.cluster.platform import Platform, Running
+from dps.cluster.platform import Platform, Running, settle
 from dps.cluster.transport.calls import frozen, thawed
 from dps.errors import Unreachable
 from dps.protocol import wire
@@ -31,7 +31,7 @@ from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint, TransportChoice, Watched
 from dps.virtual.loop import P, Process, VirtualClock
 from dps.virtual.network import Network, carried
-from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualFuture, VirtualThread, settle
+from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualFuture, VirtualThread
 
 T = TypeVar("T")
 
@@ -79,9 +79,7 @@ class VirtualPlatform(Platform):
         return f"{next(self._shared.tokens):08x}"
 
     def monitors(
-        self,
-        on_report: Callable[[Any], Awaitable[object]],
-        on_failure: Callable[[Exception], None],
+        self, on_report: Callable[[Any], Awaitable[object]], on_failure: Callable[[Exception], None]
     ) -> VirtualLinks:
         """Return the coordinator's connection to the monitor of all virtual nodes."""
         return VirtualLinks(self._shared.monitor, on_report, on_failure)
@@ -312,10 +310,7 @@ class Task:
 
 
 class VirtualWorker(_Server):
-    """A Dask worker on virtual time.
-
-    `busy` threads run tasks that ask for its role; `more_resources` are its further resources.
-    """
+    """A Dask worker on virtual time."""
 
     lifetime = None
 
@@ -323,8 +318,8 @@ class VirtualWorker(_Server):
         super().__init__(shared, process)
         self.spec = spec
         self.name = spec.name
-        self.busy = 0
-        self.more_resources: dict[str, float] = {}
+        self.busy = 0  # threads that run tasks that ask for its role
+        self.more_resources: dict[str, float] = {}  # beside that of its role
         self.state = SimpleNamespace(tasks={}, actors={})
         self.handlers: dict[str, Any] = {}
         self.security = Security()

@@ -39,14 +39,12 @@ class Gradient(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Link(Checked):
-    """How messages travel between hosts.
-
-    Messages in transit share the bandwidth evenly: each gets its share of the more crowded of its
-    two ends.
-    """
+    """How messages travel between hosts."""
 
     latency: Positive  # mean seconds from one host to another; a message takes half of it or more
-    bandwidth: Bandwidth = math.inf  # bytes per second that leave a host, and that reach one
+    # Bytes per second that leave a host, and that reach one. Messages in transit share it evenly:
+    # each gets its share of the more crowded of its two ends.
+    bandwidth: Bandwidth = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,12 @@ REAL_SLEEP = time.sleep
 
 Wake = Callable[..., None]
 Subscribe = Callable[[Wake], object]
-AnyFuture = asyncio.Future[Any] | Future[Any]
 
 
 class BlockingLoop(VirtualLoop):
-    """A virtual loop that can be waited on, by blocking functions and from outside of it.
+    """A virtual loop that can be waited on, by blocking functions and from outside of it."""
 
-    `probe` returns whether no process listens at a host and port, after the time that this takes.
-    """
-
+    # Whether no process listens at a host and port, after the time that this takes.
     probe: Callable[[str, int], Coroutine[Any, Any, bool]]
 
     def wait(self, subscribe: Subscribe, timeout: float | None = None) -> None:
@@ -59,11 +56,9 @@ class BlockingLoop(VirtualLoop):
             timer.cancel()
 
     def drive(self, future: asyncio.Future[T]) -> T:
-        """Let time pass until a future is done; return its result.
-
-        During this, the garbage collector runs less often: most objects of a simulation are freed
-        soon without it, and scanning the others took a quarter of the time.
-        """
+        """Let time pass until a future is done; return its result."""
+        # During this, the garbage collector runs less often: most objects of a simulation are freed
+        # soon without it, and scanning the others took a quarter of the time.
         garbage = gc.get_threshold()
         time.sleep = _sleep
         gc.set_threshold(max(GARBAGE, garbage[0]), *garbage[1:])
@@ -131,29 +126,14 @@ class VirtualFlag(VirtualFuture[None]):
             self.set_result(None)
 
 
-def settle(future: AnyFuture, ended: AnyFuture) -> None:
-    """Give a future the result or the error of one that has ended, unless it is done."""
-    if future.done():
-        return
-    if ended.cancelled():
-        future.cancel()
-    elif (error := ended.exception()) is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(ended.result())
-
-
 class VirtualThread(greenlet):
-    """A function that runs as if in a thread of a process; it starts at once.
-
-    `future` has its result or error, and is cancelled if it was killed. A `killed` one has no
-    effect while it ends.
-    """
+    """A function that runs as if in a thread of a process; it starts at once."""
 
     def __init__(self, work: Callable[[], Any], loop: BlockingLoop, process: Process) -> None:
         super().__init__()
+        # Gets the result or the error, and is cancelled if the function was killed.
         self.future: VirtualFuture[Any] = VirtualFuture(loop)
-        self.killed = False
+        self.killed = False  # if so, it has no effect while it ends
         self._work = work
         self._loop = loop
         self.gr_context = process.context.copy()
