@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, ParamSpec, TypeVar
 
@@ -133,10 +133,6 @@ class Checkpoint(Durability):
         """Return why a feature is not supported if all shards are restored together."""
         return _REFUSALS.get(feature) if self.scope == "all" else None
 
-    def at(self, path: str) -> Checkpoint:
-        """Return the same choice with its files below another path."""
-        return replace(self, path=path)
-
     def persistence(self, context: ServerContext) -> Persistence:
         """Return the writer of one shard's checkpoints."""
         return (CutPersistence if self.scope == "all" else CheckpointPersistence)(self, context)
@@ -209,20 +205,16 @@ class CheckpointPersistence(Persistence):
         return self._complete
 
     def take_over(self, saved: int, version: int) -> None:
-        """Continue for a replica that had saved version `saved` and sent its state of `version`.
-
-        This replica does not know when unsaved updates were acked. With a promise in seconds, a new
-        tail therefore begins with a write (`dps.protocol.coordinator.shard_controller`).
-        """
+        """Continue for a replica that had saved version `saved` and sent its state of `version`."""
+        # This replica does not know when unsaved updates were acked. With a promise in seconds, a
+        # new tail therefore begins with a write (`dps.protocol.coordinator.shard_controller`).
         self._complete, self._newest = saved, version
         if self._wanted.seconds is not None:
             self._since = self._clock.monotonic() - self._allowed_for
 
     async def begin(self, epoch: int, state: ShardState) -> None:
-        """Write the state that the server starts with, so that there always is a checkpoint.
-
-        A later state of this epoch may have been written already, if the request is repeated.
-        """
+        """Write the state that the server starts with, so that there always is a checkpoint."""
+        # A later state of this epoch may have been written already, if the request is repeated.
         while self._complete_in < epoch or self._complete < state.version:
             await self._must_write(epoch, state)
 
@@ -411,12 +403,7 @@ class CheckpointPersistence(Persistence):
 
 
 class CutPersistence(CheckpointPersistence):
-    """Writes one shard's checkpoints if all shards are restored together (`scope="all"`).
-
-    When a checkpoint is due, the coordinator is asked to take a cut of all shards
-    (`dps.protocol.coordinator.snapshots`). Acked updates count as saved when that cut is complete
-    on all shards.
-    """
+    """Writes one shard's checkpoints if all shards are restored together (`scope="all"`)."""
 
     window = 1 << 30  # a cut may need any update that is under way; each worker has only one
     _save_attempts = 10  # shards may be too busy for a cut, or change their servers
@@ -468,7 +455,7 @@ class CutPersistence(CheckpointPersistence):
         await self._in_thread(self._files.prune_cuts, epoch, oldest)
 
     async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
-        """Request a cut that holds the state, and wait for it."""
+        """Request a cut that holds the state, and wait until it is complete on all shards."""
         context, timings = self._context, self._context.timings
         try:
             request = WantCut(self._shard, epoch, state.version)

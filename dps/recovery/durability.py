@@ -12,9 +12,9 @@ and *acked* when its worker gets the reply. A store *keeps* a state; a checkpoin
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
@@ -258,9 +258,10 @@ class Durability(Checked):
         """Return why a feature is not supported; None if it is supported."""
         return self.refusals.get(feature)
 
-    def at(self, path: str) -> Durability:
-        """Return the same choice with its files below another path."""
-        return self
+    def at(self, path: str) -> Self:
+        """Return the same choice with its files, if there are any, below another path."""
+        own: Any = self
+        return replace(own, path=path) if self.writes_checkpoints else self
 
     def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Return whether a `Persistence` can restore a shard that was served before.

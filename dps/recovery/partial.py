@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
@@ -91,10 +91,6 @@ class PartialCheckpoint(Durability):
     def at_risk(self) -> int:
         """The largest number of acked updates ever at risk of being lost entirely."""
         return max(1, round(self.every * self.share))
-
-    def at(self, path: str) -> PartialCheckpoint:
-        """Return the same choice with its files below another path."""
-        return replace(self, path=path)
 
     def persistence(self, context: ServerContext) -> Persistence:
         """Return the writer of one shard's partial checkpoints."""
@@ -208,10 +204,8 @@ def numbered_tables(layout: ShardLayout, state: ShardState) -> list[tuple[int, s
 
 
 def distance(unit: Unit, saved: Unit) -> float:
-    """Return the squared distance of a unit's weights from a saved copy of it.
-
-    Rows that are not in the copy count as if they had been zeros.
-    """
+    """Return the squared distance of a unit's weights from a saved copy of it."""
+    # Rows that are not in the copy count as if they had been zeros.
     values = unit["values"].astype(np.float64)
     if "keys" in unit:
         at = unit["keys"].searchsorted(saved["keys"])  # rows are never removed
@@ -237,17 +231,9 @@ def choose(
     """Return the units that the next part is to hold, as sorted indices.
 
     About a `share` of all bytes is written: half of it are units that changed most per byte, the
-    other half those that were saved the longest ago, so that no unit is left out for ever.
-
-    Parameters
-    ----------
-    nbytes
-        (units,), the size of each, more than 0.
-    saved_in
-        (units,), the number of the last part that holds each, or `NEVER`: those units are always
-        written, in addition to the share.
-    distances
-        (units,), the squared Euclidean distance of each one's weights from their saved copies.
+    other half those that were saved the longest ago, so that no unit is left out for ever. Of each
+    unit, `nbytes` is the size, `saved_in` the number of the last part that holds it (`NEVER`: it is
+    written in addition to the share), and `distances` the result of `distance`.
     """
     taken = saved_in == NEVER
     budget = share * float(nbytes.sum())
