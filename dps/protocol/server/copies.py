@@ -41,19 +41,16 @@ class _Sent:
 
 
 class SentCopies:
-    """The copies that a replica has sent to workers. Used from one event loop.
-
-    `chains` are the filters of each array that has any; without any, nothing is kept. `holder` is a
-    name of the replica that is unique in the group.
-    """
+    """The copies that a replica has sent to workers. Used from one event loop."""
 
     def __init__(
         self, layout: ShardLayout, shard: int, chains: Mapping[str, FilterChain], holder: str
     ) -> None:
         self._layout = layout
         self._shard = shard
-        self._chains = chains
-        self._holder = blake2b(holder.encode(), digest_size=8).hexdigest()  # it is in each request
+        self._chains = chains  # of arrays with filters; without any, nothing is kept
+        # Unique in the group, and short, because it is in each request.
+        self._holder = blake2b(holder.encode(), digest_size=8).hexdigest()
         self._numbers = count(1)
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
 
@@ -62,8 +59,8 @@ class SentCopies:
         if not self._chains or not reader.worker:
             return whole
         name = CopyId(self._holder, next(self._numbers))
-        known = self._found(reader.worker, has)
-        if known is None:
+        known = self._sent.get(reader.worker)
+        if known is None or known.id != has:
             reply, sent = replace(whole, copy=name), _Sent(name, whole.values, 0, ())
         else:
             work = partial(self._changes, known, whole, name, reader)
@@ -74,10 +71,6 @@ class SentCopies:
     def forget(self, worker: str) -> None:
         """Keep nothing for a worker that has left."""
         self._sent.pop(worker, None)
-
-    def _found(self, worker: str, has: CopyId | None) -> _Sent | None:
-        known = self._sent.get(worker)
-        return known if known is not None and known.id == has else None
 
     def _keep(self, worker: str, sent: _Sent) -> None:
         self._sent[worker] = sent
