@@ -29,11 +29,7 @@ async def offload(work: Callable[[], T], nbytes: int) -> T:
 
 
 class Cores:
-    """The cores that a server's steps may use: the caller's, and a thread for each further one.
-
-    Thread-safe. Results do not depend on the number of cores, which is at most `MAX_CORES` if it
-    is not given.
-    """
+    """The cores that steps use: the caller's, and a thread for each further one. Thread-safe."""
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count or min(MAX_CORES, available_cores())

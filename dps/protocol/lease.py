@@ -45,10 +45,8 @@ class Lease:
         self._until = -math.inf
 
     async def renew(self, ask: Callable[[float], Awaitable[bool]]) -> None:
-        """Renew the lease if `ask`, which is given a deadline, returns that it was granted.
-
-        Calls may overlap, so that one lost answer does not end the lease.
-        """
+        """Renew the lease if `ask`, which is given a deadline, returns that it was granted."""
+        # Calls may overlap, so that one lost answer does not end the lease.
         asked = self._clock.monotonic()
         try:
             granted = await ask(self._seconds)
@@ -105,21 +103,17 @@ class Leases(Generic[Holder]):
         return now - self._since[holder] if self.silence(holder) < self._seconds / 2 else 0.0
 
     def is_heard_after(self, holder: Holder, other: Holder) -> bool:
-        """Whether a holder has renewed its lease since the lease of another one ended.
-
-        If the other lease is still valid: whether the holder's lease is valid too. So two holders
-        that become silent at once cannot replace each other, whichever lease ends first.
-        """
+        """Whether a holder has renewed its lease since the lease of another one ended."""
+        # If the other lease is still valid: whether the holder's lease is valid too. So two holders
+        # that become silent at once cannot replace each other, whichever lease ends first.
         now = self._clock.monotonic()
         until, others = self._until.get(holder, -math.inf), self._until.get(other, -math.inf)
         return until > now if others > now else self._heard.get(holder, -math.inf) > others
 
     async def watch(self, on_over: Callable[[Holder], Awaitable[None]]) -> None:
-        """Call `on_over` for every holder whose lease is over, repeatedly until `end` is called.
-
-        If this process was stopped, it has not yet read the renewals that arrived during the stop,
-        so every holder gets at least half a lease more.
-        """
+        """Call `on_over` for every holder whose lease is over, repeatedly until `end` is called."""
+        # If this process was stopped, it has not yet read the renewals that arrived during the
+        # stop, so every holder gets at least half a lease more.
         while True:
             before = self._clock.monotonic()
             pause = self._until_next(before)

@@ -99,12 +99,9 @@ class ReportFailure(Message):
 
 
 class ReportLink(OfShard):
-    """`host` was out of reach for `seconds`, longer than a lease. Reply: Table.
+    """`host` was out of reach for `seconds`, longer than a lease. Reply: Table."""
 
-    The host is a successor in the chain, a store or a mailbox.
-    """
-
-    host: Endpoint
+    host: Endpoint  # a successor in the chain, a store or a mailbox
     seconds: float
 
 
@@ -200,19 +197,15 @@ class ExitWorker(Message):
 
 
 class TakeLease(Message):
-    """Get batches to compute for a `run` of workers over the same data. Reply: Leased.
-
-    `last` is the highest number of a lease that has reached the worker, and `held` are those of
-    which updates have not ended. With `waits`, the reply waits for batches that others may return.
-    """
+    """Get batches to compute for a `run` of workers over the same data. Reply: Leased."""
 
     worker: str
     incarnation: int
     run: str
     division: Division
-    last: int
-    held: tuple[int, ...]
-    waits: bool
+    last: int  # the highest number of a lease that has reached the worker
+    held: tuple[int, ...]  # the leases of which updates have not ended
+    waits: bool  # whether the reply waits for batches that others may return
 
 
 class RunEnded(Message):
@@ -366,12 +359,9 @@ class Push(OfShard):
 
 
 class Pushed(Message):
-    """The update is as durable as the strategy promises.
+    """The update is as durable as the strategy promises."""
 
-    Its `outcome` is "applied", "duplicate" if the shard had it, or "repeated" if it had another
-    update of the same batch of leased data.
-    """
-
+    # "duplicate": the shard had it; "repeated": it had another update of the same batch.
     outcome: Literal["applied", "duplicate", "repeated", "buffered"]
     version: int
     clock: int  # the worker's on this shard
@@ -425,17 +415,15 @@ class ShardMetadata(Message):
 
 
 class Weights(Message):
-    """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
-
-    Where pulls are filtered, `copy` is what the worker has now: `values`, or its copy `since`
-    changed by them as `codec` describes.
-    """
+    """A shard's values at `version`, read at `at` (seconds since the Unix epoch)."""
 
     version: int
     at: float
     slack: int  # how many more gradients may be computed from them; -1: any number
     values: np.ndarray
     metadata: ShardMetadata | None = None  # if workers' copies may restore the shard
+    # Where pulls are filtered, the worker then has `copy`: it is `values`, or the copy `since`
+    # changed by them as `codec` describes.
     copy: CopyId | None = None
     since: CopyId | None = None
     codec: tuple[Encoding, ...] = ()

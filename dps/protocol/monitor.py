@@ -30,13 +30,10 @@ class Sighting(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A process at one moment; `progress` is any value that changes whenever it has run.
-
-    So a process that is repeatedly stopped and continued is slow, not stopped.
-    """
+    """A process at one moment; `progress` is any value that changes whenever it has run."""
 
     halted: Halted
-    progress: Hashable
+    progress: Hashable  # so a process that is stopped and continued in turns is slow, not stopped
 
 
 @dataclass(slots=True)

@@ -38,10 +38,9 @@ class Tasks:
     def keep(
         self, work: Callable[[], Coroutine[Any, Any, None]], pause: float
     ) -> asyncio.Task[None]:
-        """Run a coroutine, and rerun it `pause` seconds after an exception has ended it.
-
-        The pause doubles with each repeated failure, so that failures do not slow other tasks down.
-        """
+        """Run a coroutine, and rerun it `pause` seconds after an exception has ended it."""
+        # The pause doubles with each repeated failure, so that failures do not slow other tasks
+        # down.
 
         async def kept() -> None:
             now, failures, rest = asyncio.get_running_loop().time, 0, 0.0

@@ -61,16 +61,13 @@ class Caller:
 
 
 class Client:
-    """Pushes to and pulls from all shards. Used from one event loop.
-
-    `leaving` is whether the worker was asked to leave.
-    """
+    """Pushes to and pulls from all shards. Used from one event loop."""
 
     def __init__(self, group: Group, transport: Transport, caller: Caller = Caller()) -> None:
         self.group = group
         self.worker = caller.worker
         self.incarnation = caller.incarnation
-        self.leaving = False
+        self.leaving = False  # whether the worker was asked to leave
         self.router = Router(group, transport)
         self.encoder = Encoder(group, transport.empty)
         self.receipts = Receipts(group.restores_together, self._lost)
@@ -167,10 +164,8 @@ class Client:
             self._given_up = True
 
     async def leave(self, reason: str, returned: msg.Returned | None = None) -> None:
-        """Leave the training, once the gradients that are buffered or withheld here are applied.
-
-        The coordinator records `returned`, so that the same Dask task trains only once.
-        """
+        """Leave the training, once the gradients that are buffered or withheld here are applied."""
+        # The coordinator records `returned`, so that the same Dask task trains only once.
         try:
             if reason == "finished" and self._ended is None:
                 await self._push_withheld()
@@ -396,13 +391,11 @@ class Client:
     async def _to_all(
         self, lacking: Sequence[int], send: Callable[[int], Coroutine[Any, Any, None]]
     ) -> None:
-        """Send something to the shards that lack it, and wait until every shard has it.
-
-        Where shards go back together, a shard that goes back before all of them have it is sent it
-        again. Otherwise it would miss what the others get afterwards, and no cut could be taken. A
-        shard that has it refuses it as a duplicate. Nothing is sent again once a shard has refused
-        it because the worker was evicted, or once it could not be sent to a shard.
-        """
+        """Send something to the shards that lack it, and wait until every shard has it."""
+        # Where shards go back together, a shard that goes back before all of them have it is sent
+        # it again. Otherwise it would miss what the others get afterwards, and no cut could be
+        # taken. A shard that has it refuses it as a duplicate. Nothing is sent again once a shard
+        # has refused it because the worker was evicted, or once it could not be sent to a shard.
         if not self.group.restores_together:
             await self._at_once([send(shard) for shard in lacking])
             return
@@ -492,10 +485,9 @@ class Client:
             self._given_up = reader.incarnation == self.incarnation
 
     async def idle(self) -> None:
-        """Finish earlier pushes, and under BSP and SSP push an update that changes nothing.
-
-        That is for a worker without a batch to compute: the others would wait for its next update.
-        """
+        """Finish earlier pushes, and under BSP and SSP push an update that changes nothing."""
+        # That is for a worker without a batch to compute: the others would wait for its next
+        # update.
         await self._drain()
         if self._is_gated:
             await self.push_parts(Parts({}, {}), pull=True)
@@ -620,10 +612,8 @@ class Client:
         self._end(internal_error(error))
 
     def _end(self, error: DpsError) -> None:
-        """Push and pull no more; a worker leaves as soon as nothing is under way.
-
-        A client that is no worker continues, unless a background task has failed.
-        """
+        """Push and pull no more; a worker leaves as soon as nothing is under way."""
+        # A client that is no worker continues, unless a background task has failed.
         if self._ended is None and (self.worker or isinstance(error, InternalError)):
             self._ended = error
             if self.worker:
@@ -647,11 +637,9 @@ class Client:
         return msg.Statement(known, self._incarnations, self.receipts.accounts)
 
     async def _at_once(self, requests: Sequence[Awaitable[T]]) -> list[T]:
-        """Wait for requests to shards.
-
-        With one shard, a task would take longer than the rest. Otherwise each request has a task,
-        also a single one: it must not overtake others whose tasks have not begun.
-        """
+        """Wait for requests to shards."""
+        # With one shard, a task would take longer than the rest. Otherwise each request has a task,
+        # also a single one: it must not overtake others whose tasks have not begun.
         self._under_way += 1
         try:
             if len(self._shards) == 1 and not self.group.restores_together:

@@ -56,8 +56,7 @@ class ReadPoint(NamedTuple):
 
     @property
     def slack(self) -> int | None:
-        """How many gradients after the next one may be computed from these weights; None: any
-        number."""
+        """How many gradients after the next one these weights allow; None: any number."""
         bounds = [read.weights.slack for read in self.shards if read.weights is not None]
         return min((bound for bound in bounds if bound >= 0), default=None)
 

@@ -113,10 +113,8 @@ class Router:
     async def call(
         self, view: View, to: Endpoint, request: Any, deadline: float, link: str = "control"
     ) -> Any:
-        """Call a replica of a shard; raise `TimeoutError` once it is no longer the one to ask.
-
-        That is when it leaves the chain or, for the head, when another replica is the head.
-        """
+        """Call a replica of a shard; raise `TimeoutError` once it is no longer the one to ask."""
+        # That is when it leaves the chain or, for the head, when another replica is the head.
         async with asyncio.timeout(None) as scope:
             give_up = partial(_expire, scope)
             self._calls[give_up] = view.shard, to, to == view.chain[0]
@@ -142,10 +140,8 @@ class Router:
         return True
 
     def report(self, host: Endpoint, request: ReportLink | None = None) -> None:
-        """Report to the coordinator that a call to a host failed, or has failed for a while.
-
-        It takes its time to check, so its reply, a table, is not awaited.
-        """
+        """Report to the coordinator that a call to a host failed, or has failed for a while."""
+        # It takes its time to check, so its reply, a table, is not awaited.
         if host not in self._reported:
             self._reported.add(host)
             self._tasks.start(self._report(host, request or ReportFailure(host)))

@@ -212,10 +212,8 @@ class ShardClient:
             return await self._until_served(f"call {op.id}", attempt)
 
     async def drain(self) -> None:
-        """Wait until the gradients that are buffered, here or in a mailbox, are applied.
-
-        A shard is served again only with the gradients in its mailbox.
-        """
+        """Wait until the gradients that are buffered, here or in a mailbox, are applied."""
+        # A shard is served again only with the gradients in its mailbox.
         async with self._turn:
             with suppress(Evicted):
                 if self._held or self._deposited:
@@ -384,10 +382,8 @@ class ShardClient:
                 await asyncio.sleep(self._timings.retry)
 
     async def _send_clock(self, view: msg.View) -> None:
-        """Send this worker's clock to a shard in a new epoch, which may have lost it.
-
-        So may a mailbox, and a replay policy may leave out what was buffered.
-        """
+        """Send this worker's clock to a shard in a new epoch, which may have lost it."""
+        # So may a mailbox, and a replay policy may leave out what was buffered.
         if not self._sends_clock or self._last is None or self._clock_sent_in == view.epoch:
             return
         join = Operation("join", self._last)
@@ -396,10 +392,8 @@ class ShardClient:
         self._clock_sent_in = view.epoch
 
     async def _flush_held(self, view: msg.View) -> bool:
-        """Apply the gradients that are buffered here; they come before newer ones.
-
-        Those of an earlier incarnation may be refused, which does not concern the present one.
-        """
+        """Apply the gradients that are buffered here; they come before newer ones."""
+        # Those of an earlier incarnation may be refused, which does not concern the present one.
         if self._held:
             request = msg.ReplayBuffered(self._shard, view.epoch, tuple(self._held))
             try:
@@ -416,10 +410,8 @@ class ShardClient:
         return True
 
     async def _deposit_in(self, mailboxes: Sequence[Endpoint], request: msg.Deposit) -> None:
-        """Deposit a gradient in each of several mailboxes: only then it is safe.
-
-        The coordinator may drop a mailbox that is unreachable for longer than a lease.
-        """
+        """Deposit a gradient in each of several mailboxes: only then it is safe."""
+        # The coordinator may drop a mailbox that is unreachable for longer than a lease.
         now = asyncio.get_running_loop().time
         for mailbox in mailboxes:
             try:

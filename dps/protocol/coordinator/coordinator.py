@@ -33,11 +33,7 @@ REPEATED = (msg.GetTable, msg.RenewLease, msg.RenewWorker, msg.Sighted)
 
 
 class Coordinator:
-    """Decides which hosts serve what. All calls come from one event loop.
-
-    Its parts reach each other through its attributes. `version` is the version of the table; `part`
-    is the durability's `CoordinatorPart`, or None.
-    """
+    """Decides which hosts serve what. All calls come from one event loop."""
 
     def __init__(
         self, group: Group, transport: Transport, clock: Clock, emit: Sink, monitors: Monitors
@@ -50,7 +46,7 @@ class Coordinator:
         self.tasks = Tasks(self.failed)
         self.stores: tuple[Endpoint, ...] = ()
         self.mailboxes: tuple[Endpoint, ...] = ()
-        self.version = 0
+        self.version = 0  # of the table
         self.members = Membership(self)
         self.part = group.recovery.durability.coordinator_part(
             CoordinatorContext(lambda: self.workers.donors, self.publish, clock, emit)
@@ -105,10 +101,8 @@ class Coordinator:
             controller.look_again()
 
     async def lose(self, address: str, by: str) -> None:
-        """Stop waiting for the workers of a process that seems to be gone.
-
-        Its hosts are given up only when their end is proven or their lease is over.
-        """
+        """Stop waiting for the workers of a process that seems to be gone."""
+        # Its hosts are given up only when their end is proven or their lease is over.
         self.members.suspect(address, by)
         await self.workers.lose(address)
 
@@ -213,11 +207,7 @@ class Coordinator:
         await self.publish()
 
     async def lose_host(self, info: msg.HostInfo, by: str) -> None:
-        """Continue without a host, which no longer serves.
-
-        Another host takes over its shards, and other stores and mailboxes are appointed if it was
-        one of them.
-        """
+        """Continue without a host, which no longer serves."""
         was_keeper = info.host in self.keepers
         self.stores = tuple(store for store in self.stores if store != info.host)
         self.mailboxes = tuple(box for box in self.mailboxes if box != info.host)
@@ -292,13 +282,11 @@ class Coordinator:
         return any(each.begun and not each.view.serving for each in self.controllers)
 
     def _appoint_keepers(self, one_was_lost: bool = False) -> bool:
-        """Choose the stores and mailboxes; return whether they have changed, or one is empty again.
-
-        If so, the shards enter a new epoch, in which their servers fill every store and close the
-        mailboxes. Without a store, shards that are served stay served, and ack nothing.
-        While a shard is down, no mailbox is added, as it would lack the gradients in the others,
-        and none that is in use is dropped, as no server would read it again.
-        """
+        """Choose stores and mailboxes; return whether they have changed, or one is empty again."""
+        # If so, the shards enter a new epoch, in which their servers fill every store and close the
+        # mailboxes. Without a store, shards that are served stay served, and ack nothing. While a
+        # shard is down, no mailbox is added, as it would lack the gradients in the others, and none
+        # that is in use is dropped, as no server would read it again.
         before, hosts = (self.stores, self.mailboxes), self.rebalancer.usable
         number = self.group.recovery.stores
         # Drained stores come first and are dropped last; then come stores that are in use.
@@ -323,10 +311,8 @@ class Coordinator:
             controller.look_again()
 
     def _do_without_mailbox(self, box: Endpoint) -> bool:
-        """Drop a mailbox that a worker cannot reach, until every shard is served.
-
-        Another mailbox, which has the same gradients, must be in reach of the shards' servers.
-        """
+        """Drop a mailbox that a worker cannot reach, until every shard is served."""
+        # Another mailbox, which has the same gradients, must be in reach of the shards' servers.
         others = [other for other in self.mailboxes if other != box]
         usable = any(
             other in self.members

@@ -27,20 +27,16 @@ Runs = list[tuple[int, range]]  # of batches, each with its epoch
 
 
 class _Pass:
-    """One pass over a data set, by a run of workers; "" until it has its `name`.
-
-    `held` are the leases of each worker. With `gaps`, batches that were given out may be lost. It
-    is `unsure` while the shards have not been asked since a lease was returned.
-    """
+    """One pass over a data set, by a run of workers; "" until it has its `name`."""
 
     def __init__(self, division: Division, stops: int) -> None:
         self.division = division
         self.stops = stops  # how often the training had been stopped when it began
         self.name = ""
-        self.gaps = False
-        self.unsure = True
+        self.gaps = False  # whether batches that were given out may be lost
+        self.unsure = True  # while the shards have not been asked since a lease was returned
         self.looking: asyncio.Task[None] | None = None
-        self.held: dict[Holder, dict[int, Lease]] = {}
+        self.held: dict[Holder, dict[int, Lease]] = {}  # by their numbers
         self._before: BatchRecord = {}  # what all shards had when it began
         self._numbers = count(1)
         self._epoch = 0  # the first of which nothing was given out
@@ -228,10 +224,8 @@ class DataLeases:
             return
 
     def _name_of(self, new: _Pass, record: BatchRecord) -> str:
-        """Return the name of a pass: that of one that was interrupted, or another one.
-
-        It was interrupted if a training was resumed from a state with some of it, or stopped.
-        """
+        """Return the name of a pass: that of one that was interrupted, or another one."""
+        # It was interrupted if a training was resumed from a state with some of it, or stopped.
         title, known = new.division.title, self._passes.values()
         names = {key.rpartition("/")[0] for key in record} | {each.name for each in known}
         numbers = [int(name.removeprefix(title)) for name in names if name.startswith(title)]

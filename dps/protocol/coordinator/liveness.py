@@ -52,20 +52,15 @@ LAST_PROBE = 0.05
 
 @dataclass(slots=True)
 class Member:
-    """A known host; the coordinator waits for one that is `silent`, beyond its lease.
-
-    `info` is None until its role is known. In its present life it was `given_up`, or is `excluded`
-    as out of reach for its predecessor. Its monitor saw its process last at the monotonic time
-    `seen`, and `halted` if it was stopped then, or did not answer a call.
-    """
+    """A known host; the coordinator waits for one that is `silent`, beyond its lease."""
 
     life: int
-    info: HostInfo | None = None
-    given_up: bool = False
-    excluded: bool = False
+    info: HostInfo | None = None  # None until its role is known
+    given_up: bool = False  # in its present life, as the next one
+    excluded: bool = False  # as out of reach for its predecessor
     silent: bool = False
-    halted: bool = False
-    seen: float = -math.inf
+    halted: bool = False  # it was stopped when last seen, or did not answer a call
+    seen: float = -math.inf  # the monotonic time at which its monitor last saw its process
     watched: Watched | None = None
 
     @property
@@ -117,10 +112,8 @@ class Membership:
         return quiet < self._timings.lease / 2 and not self[host].halted
 
     async def add(self, infos: Iterable[HostInfo]) -> None:
-        """Add hosts, except those that are known to have ended.
-
-        A host at the address of an ended process is checked: it is new, or has ended too.
-        """
+        """Add hosts, except those that are known to have ended."""
+        # A host at the address of an ended process is checked: it is new, or has ended too.
         for info in infos:
             if info.host.address in self._ended_at:
                 self.suspect(info.host.address, "coordinator")
@@ -227,10 +220,8 @@ class Membership:
                     await self._give_up(host, "monitor")
 
     async def _kill(self, watched: Watched, hosts: Collection[Endpoint]) -> None:
-        """Kill a process, unless its hosts turn out to have the only copy of a state.
-
-        If the coordinator was paused, other hosts may have ended unnoticed: it calls them first.
-        """
+        """Kill a process, unless its hosts turn out to have the only copy of a state."""
+        # If the coordinator was paused, other hosts may have ended unnoticed: it calls them first.
         chains = [view.chain for view in self._coordinator.views if {*view.chain} & {*hosts}]
         others = {host for chain in (*chains, self._coordinator.stores) for host in chain}
         try:

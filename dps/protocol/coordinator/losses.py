@@ -90,14 +90,10 @@ class _Book:
 
 
 class Losses:
-    """Asks workers for their acknowledged updates, and finds losses. Used from one event loop.
-
-    A loss is recorded when it becomes known, and again when it becomes known more exactly. The
-    `revision` grows with every change of `reported`.
-    """
+    """Asks workers for their acknowledged updates, and finds losses. Used from one event loop."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        self.revision = 0
+        self.revision = 0  # grows with every change of `reported`
         self._coordinator = coordinator
         self._calls = bool(coordinator.group.functions)
         self._books = [_Book() for _ in coordinator.group.layout.shards]
@@ -119,10 +115,8 @@ class Losses:
         return not any(self._is_open(i) for book in self._books for i in book.inquiries)
 
     def restored(self, view: View, brought: Brought, *, certain: bool, cause: str) -> Inquiry:
-        """Note that a shard was restored (see `Restoration`), and ask every active worker.
-
-        Losses that are known at once are published with the view.
-        """
+        """Note that a shard was restored (see `Restoration`), and ask every active worker."""
+        # Losses that are known at once are published with the view.
         book, there = self._books[view.shard], brought.applied
         if brought.based_on is not None:
             # What an earlier restoration lost may be back, but not what was acked after that one.
@@ -205,6 +199,7 @@ class Losses:
             if loss is None:  # a possible loss was none
                 continue
             known = True
+            # Recorded when it becomes known, and again when it becomes known more exactly.
             event = LossReported(
                 self._coordinator.clock.now(),
                 loss.shard,
@@ -246,10 +241,9 @@ class Failovers:
 
     @property
     def history(self) -> FailureHistory:
-        """The number of restorations and the seconds of service, summed over all shards.
-
-        Servers derive from it how often to write checkpoints: a cause that hits one may hit others.
-        """
+        """The number of restorations and the seconds of service, summed over all shards."""
+        # Servers derive from it how often to write checkpoints: a cause that hits one may hit
+        # others.
         return FailureHistory(self._restorations, self._exposure_at(self._clock.monotonic()))
 
     @property

@@ -31,16 +31,12 @@ if TYPE_CHECKING:
 
 
 class Rebalancer:
-    """Which hosts hold shards, and what is to move. All calls come from one event loop.
-
-    `servers` is how many hosts are to hold shards; None: any number. `leaving` are the hosts from
-    which something is still to be moved.
-    """
+    """Which hosts hold shards, and what is to move. All calls come from one event loop."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         group = coordinator.group
-        self.servers = group.servers
-        self.leaving: tuple[Endpoint, ...] = ()
+        self.servers = group.servers  # how many hosts are to hold shards; None: any number
+        self.leaving: tuple[Endpoint, ...] = ()  # something is still to be moved from these
         self._group = group
         self._coordinator = coordinator
         self._members = coordinator.members
@@ -152,12 +148,7 @@ class Rebalancer:
     def best(
         self, shard: int, chain: tuple[Endpoint, ...], last: Endpoint | None
     ) -> Endpoint | None:
-        """Return the best host for one more replica of a shard, or None.
-
-        In this order, hosts are preferred that are not avoided, answer, are to hold shards, were
-        the `last` holder, are next on the ring, are meant for this shard, hold the fewest replicas,
-        or are on another machine than the members of `chain`.
-        """
+        """Return the best host for one more replica of a shard, or None."""
         members, is_avoided = self._members, self._controllers[shard].is_avoided
         hosts, loads, in_use = members.hosts, self.loads, self._in_use()
         machines = {hosts[member].machine for member in chain if member in hosts} - {""}
@@ -168,6 +159,9 @@ class Rebalancer:
         ]
         places = {host: place for place, host in enumerate(self._order(shard, in_use.values()))}
 
+        # In this order, hosts are preferred that are not avoided, answer, are to hold shards, were
+        # the `last` holder, are next on the ring, are meant for this shard, hold the fewest
+        # replicas, or are on another machine than the members of `chain`.
         def rank(info: HostInfo) -> tuple[Any, ...]:
             host = info.host
             return (

@@ -44,17 +44,12 @@ class _Stopped:
 
 
 class ShardController:
-    """One shard's members, and the task that looks after them. Used from one event loop.
-
-    The shard has `begun` once it was served: its state may be more than the initial values. The
-    host that is `reserved` is about to become a replica. The stores in `stored` have every acked
-    update. The server does without the stores that are `unreached`, until it reaches them.
-    """
+    """One shard's members, and the task that looks after them. Used from one event loop."""
 
     def __init__(self, shard: int, coordinator: Coordinator) -> None:
         self.view = msg.View(shard, 0, (), serving=False)
-        self.begun = False
-        self.reserved: Endpoint | None = None
+        self.begun = False  # it was served: its state may be more than the initial values
+        self.reserved: Endpoint | None = None  # is about to become a replica
         self.moving: Move[Endpoint] | None = None
         self.seed: msg.Seed | None = None  # the state that a host must be given
         self._coordinator = coordinator
@@ -64,8 +59,8 @@ class ShardController:
         self._durability = coordinator.group.recovery.durability.above
         self._last_epoch = 0
         self._forsaken: tuple[Endpoint, ...] = ()
-        self.stored: tuple[Endpoint, ...] = ()
-        self.unreached: set[Endpoint] = set()
+        self.stored: tuple[Endpoint, ...] = ()  # stores that have every acked update
+        self.unreached: set[Endpoint] = set()  # stores that the server does without
         # Hosts that may have received the state from a store since the shard was lost, since when.
         self._tried: dict[Endpoint, int] = {}
         self._avoided: dict[Endpoint, float] = {}
@@ -129,10 +124,8 @@ class ShardController:
         return self._durability.stores == 0 or set(self.stored) == {*self._coordinator.stores}
 
     def is_last_copy(self, host: Endpoint) -> bool:
-        """Whether the durability makes this shard wait for a host, as its copy may be the only one.
-
-        Replicas that are stopped, or were recently silent, do not count.
-        """
+        """Whether the durability makes this shard wait for a host, which may have the only copy."""
+        # Replicas that are stopped, or were recently silent, do not count.
         chain = self.view.chain
         others = [m for m in chain if m != host and self._members.is_live(m)]
         alone = host in chain and not others
@@ -297,10 +290,8 @@ class ShardController:
         return self._coordinator.rebalancer.best(self.view.shard, chain, last)
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
-        """Fence live former replicas, which would still answer, before a host has the shard.
-
-        The host itself is fenced when it restores the shard or, if it fails, by the next attempt.
-        """
+        """Fence live former replicas, which would still answer, before a host has the shard."""
+        # The host itself is fenced when it restores the shard or, if it fails, by the next attempt.
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._members:
                 try:
@@ -316,11 +307,9 @@ class ShardController:
         return msg.Configure(self.view.shard, epoch, chain, keepers=self._keepers)
 
     async def _bring_back(self, view: msg.View, host: Endpoint) -> msg.Brought:
-        """Give a host the shard's state, from the best source available.
-
-        In this order: workers' copies; the newest cut; a store or checkpoint; the host itself, if
-        an earlier attempt gave it the state; checkpoints below; initial values.
-        """
+        """Give a host the shard's state, from the best source available."""
+        # In this order: workers' copies; the newest cut; a store or checkpoint; the host itself, if
+        # an earlier attempt gave it the state; checkpoints below; initial values.
         part, cuts, brought = self._coordinator.part, self._coordinator.cuts, None
         restore = msg.Restore(view.shard, view.epoch, host, self._keepers)
         if self.begun and part is not None:
@@ -461,12 +450,10 @@ class ShardController:
         return True
 
     async def _switch(self, view: msg.View, move: Move[Endpoint], source: Endpoint) -> bool:
-        """Remove the old holder: the other replicas have acknowledged all that it has.
-
-        It stops before they serve, so that both never answer. It is released only when they serve,
-        because it returns if they are all lost before that. While any of them lives, it does not
-        return once it has stopped, because they may commit updates without it.
-        """
+        """Remove the old holder: the other replicas have acknowledged all that it has."""
+        # It stops before they serve, so that both never answer. It is released only when they
+        # serve, because it returns if they are all lost before that. While any of them lives, it
+        # does not return once it has stopped, because they may commit updates without it.
         left = tuple(member for member in view.chain if member != source)
         out = self._fence(left)  # operations that it still passes on are of an older epoch
         stopped = _Stopped(move, out.epoch, asyncio.get_running_loop().time())

@@ -73,11 +73,9 @@ class Batching:
             return Waiting(for_workers=True)
 
     async def finish(self, complete: bool = False) -> None:
-        """Apply the updates that have nothing more to wait for. The replica's lock must be held.
-
-        The order is that of the workers' names, so that the result of a round does not depend on
-        timing. With `complete`, aggregation does not wait for more.
-        """
+        """Apply the updates that have nothing more to wait for. The replica's lock must be held."""
+        # The order is that of the workers' names, so that the result of a round does not depend on
+        # timing. With `complete`, aggregation does not wait for more.
         if not self._held:
             return
         due = self._due(complete)
@@ -99,13 +97,11 @@ class Batching:
         await self._replica.settle(complete=True)
 
     def _due(self, complete: bool) -> set[str]:
-        """Return the workers whose updates can be applied.
-
-        After the loss of a head some updates of a round may be in the state already. Their workers
-        are ahead: their next updates are for the next round. An evicted worker does not
-        wait, and no worker waits for it. An update that was resent while it was applied must not be
-        taken for the worker's next one.
-        """
+        """Return the workers whose updates can be applied."""
+        # After the loss of a head some updates of a round may be in the state already. Their
+        # workers are ahead: their next updates are for the next round. An evicted worker does not
+        # wait, and no worker waits for it. An update that was resent while it was applied must not
+        # be taken for the worker's next one.
         state = self._replica.state
         clocks = state.clocks
         here = {name for name, held in self._held.items() if self._replica.admits(held.operation)}

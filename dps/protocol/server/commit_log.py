@@ -31,16 +31,12 @@ Waiters = dict[asyncio.Future[None], Callable[[], bool]]
 
 
 class CommitLog:
-    """The commits of one replica. Used from one event loop.
-
-    `successor` is the next member of the chain, None for the tail; `committed` is the last state
-    that is; `failure` is why the last attempt to commit failed, "" if it did not.
-    """
+    """The commits of one replica. Used from one event loop."""
 
     def __init__(self, replica: Replica) -> None:
-        self.successor: Endpoint | None = None
-        self.committed = replica.state
-        self.failure = ""
+        self.successor: Endpoint | None = None  # the next of the chain; None: this is the tail
+        self.committed = replica.state  # the last committed state
+        self.failure = ""  # why the last attempt to commit failed, if it did
         self.closed = False
         self._replica = replica
         self._timings = replica.node.group.timings
@@ -74,10 +70,8 @@ class CommitLog:
         )
 
     def configure(self) -> None:
-        """Take the successor from the chain of the new epoch.
-
-        A replica outside that chain keeps the old one, so that it does not commit as a tail does.
-        """
+        """Take the successor from the chain of the new epoch."""
+        # A replica outside that chain keeps the old one, so that it does not commit as a tail does.
         me, chain = self._replica.node.me, self._replica.chain
         if me in chain:
             self.successor = next(iter(chain[chain.index(me) + 1 :]), None)

@@ -24,20 +24,16 @@ LOOKS = 4  # probes per lease of a store that takes long
 
 @dataclass(frozen=True, slots=True)
 class ServerNode:
-    """The node that a server runs on, with what it runs by. Used from one event loop.
-
-    The server is called at `me`; `each` runs the chunks of a step of the update rule; `watched`
-    returns this process as the monitor of its host knows it, or None.
-    """
+    """The node that a server runs on, with what it runs by. Used from one event loop."""
 
     group: Group
     name: str
-    me: Endpoint
+    me: Endpoint  # at which the server is called
     transport: Transport
     clock: Clock
     emit: Sink
-    each: Each = in_turn
-    watched: Callable[[], Watched | None] = lambda: None
+    each: Each = in_turn  # runs the chunks of a step of the update rule
+    watched: Callable[[], Watched | None] = lambda: None  # as the monitor of this host knows it
     # Unreachable nodes, by shard: since when, and when that was last tried.
     _missed: dict[tuple[int, Endpoint], tuple[float, float]] = field(default_factory=dict)
 

@@ -270,11 +270,9 @@ class Replica:
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
     async def replicate(self, m: msg.Replicate) -> None:
-        """Apply the predecessor's operations; return when all later replicas have them too.
-
-        It replies before the call's deadline in any case: then the predecessor knows that the delay
-        is in the work here or behind it, not in the link.
-        """
+        """Apply the predecessor's operations; return when all later replicas have them too."""
+        # It replies before the call's deadline in any case: then the predecessor knows that the
+        # delay is in the work here or behind it, not in the link.
         newcomer, limit = m.committed >= 0, _now() + self._group.timings.call / 2
         try:
             async with asyncio.timeout_at(None if newcomer else limit):
@@ -307,11 +305,9 @@ class Replica:
         self.notify()
 
     async def extend(self, m: msg.Extend) -> None:
-        """Make a newcomer the successor.
-
-        It gets the committed state while pushes continue, and then the later operations, while the
-        lock holds pushes back.
-        """
+        """Make a newcomer the successor."""
+        # It gets the committed state while pushes continue, and then the later operations, while
+        # the lock holds pushes back.
         self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.committed
         with commits.keeping_later_than(state):
@@ -326,12 +322,9 @@ class Replica:
                 await commits.until_interrupted(rest)
 
     async def configure(self, m: msg.Configure) -> None:
-        """Enter a new epoch with a new chain.
-
-        A replica that is not in the chain serves no request and commits nothing from then on.
-
-        A repeated request changes nothing: the chain may be about to be extended since.
-        """
+        """Enter a new epoch with a new chain."""
+        # A replica that is not in the chain serves no request and commits nothing from then on. A
+        # repeated request changes nothing: the chain may be about to be extended since.
         if m.epoch > self.epoch:
             self._commits.interrupt()
         async with self.lock:
@@ -350,11 +343,9 @@ class Replica:
         self.notify()
 
     async def make_durable(self, epoch: int) -> None:
-        """If this replica is the tail, make the present state durable, before the epoch is served.
-
-        It is committed then, because an earlier tail may have shown it to workers. There is no
-        earlier tail if all shards are restored together; `begin` does not write the state then.
-        """
+        """If this is the tail, make the present state durable, before the epoch is served."""
+        # It is committed then, because an earlier tail may have shown it to workers. There is no
+        # earlier tail if all shards are restored together; `begin` does not write the state then.
         if self._is_tail:
             state = self.state
             await self._commits.until_interrupted(self.persistence.begin(epoch, state))
@@ -500,27 +491,22 @@ class Replica:
             raise evicted(update)
 
     def _is_refused(self, update: UpdateId) -> bool:
-        """Whether the worker was evicted, and its update may be too stale.
-
-        An earlier incarnation is always refused: its updates may have been applied already.
-        """
+        """Whether the worker was evicted, and its update may be too stale."""
+        # An earlier incarnation is always refused: its updates may have been applied already.
         gated = not isinstance(self._group.consistency, ASP)
         return is_superseded(self.state, update) or (gated and is_evicted(self.state, update))
 
 
 class Ledger:
-    """Counts the updates that one replica applies, and records them if anything listens.
-
-    `staleness` is their histogram: updates up to each of `STALENESS_BOUNDS`, and above the last.
-    `waiting` are pushes that are not acknowledged, `duplicates` those that were applied before.
-    """
+    """Counts the updates that one replica applies, and records them if anything listens."""
 
     def __init__(self, replica: Replica) -> None:
         self.updates = 0
-        self.duplicates = 0
+        self.duplicates = 0  # pushes that were applied before
+        # A histogram: updates up to each of these bounds, and above the last.
         self.staleness = [0] * (len(STALENESS_BOUNDS) + 1)
         self.staleness_sum = 0
-        self.waiting = 0
+        self.waiting = 0  # pushes that are not acknowledged
         self._replica = replica
         self._rows: list[tuple[Any, ...]] = []  # in the order of the fields of `Applied`
 

@@ -101,11 +101,9 @@ class ShardServer:
         return await self.carry_out(message) if at_once is None else at_once
 
     async def carry_out(self, message: Any) -> Any:
-        """Carry out a message as `handle` does; it may have to wait.
-
-        The process may be paused anywhere, so lease and epoch are checked again before the reply. A
-        pause after that only delays a reply that was right while the lease lasted.
-        """
+        """Carry out a message as `handle` does; it may have to wait."""
+        # The process may be paused anywhere, so lease and epoch are checked again before the reply.
+        # A pause after that only delays a reply that was right while the lease lasted.
         try:
             self._must_hold_lease(message)
             reply = await self._dispatch(message)
@@ -177,15 +175,13 @@ class ShardServer:
         return bool(reply.granted) and life == self._life
 
     def _fail(self, error: Exception) -> None:
-        """Start over, as after a kill: a failed part may have left anything undone.
-
-        If that happens repeatedly, the server takes no shard for a while.
-        """
+        """Start over, as after a kill: a failed part may have left anything undone."""
         self.node.emit(task_failed(self.node.clock, self.node.name, error))
         now, timings = self.node.clock.monotonic(), self._group.timings
         again = now - self._failed_at < FORGIVEN * timings.lease
         self._failures = self._failures + 1 if again else 0
         self._failed_at = now
+        # If this happens repeatedly, the server takes no shard for a while.
         if self._failures:
             rest = min(timings.lease, timings.retry * 2.0 ** min(self._failures, MAX_DOUBLINGS))
             self._rests_until = now + rest
@@ -309,11 +305,9 @@ class ShardServer:
                 self.node.emit(Restored(now, shard, epoch, name, state.version, source))
 
     async def _take_mail(self, replica: Replica, epoch: int) -> None:
-        """Apply what workers left in the mailbox.
-
-        It stays there until the shard is served: another server may have to restore it before. If
-        no mailbox answers, the shard stays down: only mailboxes may have the buffered gradients.
-        """
+        """Apply what workers left in the mailbox."""
+        # It stays there until the shard is served: another server may have to restore it before. If
+        # no mailbox answers, the shard stays down: only mailboxes may have the buffered gradients.
         if not self._group.recovery.uses_mailbox:
             return
         mailboxes = self._keepers_in(replica.shard, epoch).mailboxes
