@@ -143,13 +143,11 @@ class Move(Generic[H]):
 
 
 def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> tuple[Move[H], ...]:
-    """Return the moves that spread the replicas of shards evenly over hosts.
-
-    `chains` has the hosts of each shard's replicas, and `hosts` those that may hold any. Replicas
-    on others move, if there is a place; then replicas move from the fullest host to the emptiest
-    until these differ by at most one, preferably those that move anyway. With one replica of each
-    shard, the moves are the fewest; with several, shards that lack one may cost a few more.
-    """
+    """Return the moves that spread the replicas of shards evenly over hosts."""
+    # `chains` has the hosts of each shard's replicas, and `hosts` those that may hold any. Replicas
+    # on others move, if there is a place; then replicas move from the fullest host to the emptiest
+    # until these differ by at most one, preferably those that move anyway. With one replica of each
+    # shard, the moves are the fewest; with several, shards that lack one may cost a few more.
     loads = dict.fromkeys(hosts, 0)
     held = [loads.keys() & chain for chain in chains]
     for host in (host for hosts_of_shard in held for host in hosts_of_shard):

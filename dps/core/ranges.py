@@ -141,10 +141,8 @@ class Checked:
 
 @cache
 def _checks(cls: type) -> dict[str, tuple[bool, Check]]:
-    """Return the check of each field, and whether it may be None.
-
-    A field that a subclass redeclares as a plain `int`, for another default, is still checked.
-    """
+    """Return the check of each field, and whether it may be None."""
+    # A field that a subclass redeclares as a plain `int`, for another default, is still checked.
     base = cls.__mro__[1]
     by_field = {} if base is object else dict(_checks(base))
     try:

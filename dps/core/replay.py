@@ -100,14 +100,7 @@ def plan(
 ) -> Plan:
     """Return what to apply for these buffered gradients on a shard that is at `version`.
 
-    `summable` turns an operation into one that can be summed; None: each can. The policies:
-
-    - sum, mean: one step with the sum, or the mean, of the gradients;
-    - each: one step for each, in order;
-    - staleness_scaled: one step for each, its learning rate divided by 1 + its staleness;
-    - clip: one step with the sum, scaled down to the norm `clip_norm` if it is longer;
-    - drop_older: gradients staler than `drop_older_than` versions are left out, others summed;
-    - published: as in "Training Through Failure", the sum; at a tenth of the rate if of over 50.
+    `summable` turns an operation into one that can be summed; None: each can.
     """
     latest: dict[str, tuple[int, int]] = {}
     once = []  # without those that the shard would refuse if the gradients arrived one by one
@@ -140,7 +133,7 @@ def plan(
             todo = [_times(layout, op, 1 / (1 + len(op.merged))) for op in total(ops)]
         case "clip":
             todo = [_clipped(layout, op, policy.clip_norm) for op in total(ops)]
-        case "published":
+        case "published":  # in "Training Through Failure"
             scale = PUBLISHED_SCALE if len(ops) > PUBLISHED_QUEUE else 1.0
             todo = [op._replace(scale=scale) for op in total(ops)]
         case "sum":

@@ -40,15 +40,12 @@ Unit = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A published checkpoint: the path of its manifest, and its state's epoch and index.
-
-    `cut` is the number of its consistent cut, if it belongs to one.
-    """
+    """A published checkpoint: the path of its manifest, and its state's epoch and index."""
 
     manifest: str
     epoch: int
     index: int
-    cut: int | None = None
+    cut: int | None = None  # the number of its consistent cut, if it belongs to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +58,7 @@ class Copy:
 
 
 class CheckpointFiles:
-    """The checkpoints of one shard below a path.
-
-    Not thread-safe: one write at a time in each epoch.
-    """
+    """The checkpoints of one shard below a path; one write at a time in each epoch."""
 
     def __init__(self, path: str, shard: int, keep: int) -> None:
         self._fs, root = fsspec.url_to_fs(path)
@@ -75,14 +69,9 @@ class CheckpointFiles:
     def write(self, epoch: int, state: ShardState, cut: int | None = None) -> int:
         """Publish a checkpoint and remove those beyond the last `keep`; return the bytes written.
 
-        A checkpoint of a `cut` stays until `prune_cuts`, as other shards may need that cut.
-
-        Raises
-        ------
-        StaleEpoch
-            A server of a later epoch has written here: this one has been replaced.
-        StoreUnavailable
-            The path cannot be written; the earlier checkpoints are still there.
+        A checkpoint of a `cut` stays until `prune_cuts`, as other shards may need that cut. Raises
+        `StaleEpoch` if a server of a later epoch has written here, and `StoreUnavailable` if the
+        path cannot be written; the earlier checkpoints are still there.
         """
         name = name_of(epoch, state.index) + ("" if cut is None else f"-c{cut:06d}")
         units = whole_units(state)
@@ -118,10 +107,7 @@ class CheckpointFiles:
             raise StaleEpoch(f"checkpoints in {self._folder} are in epoch {newest}, not {epoch}")
 
     def _prune(self, epoch: int) -> None:
-        """Remove files older than the last `keep` checkpoints, also those of dead writers.
-
-        Files of later epochs stay.
-        """
+        """Remove files older than the last `keep` checkpoints, also those of dead writers."""
         kept = self.published()[: self._keep]
         oldest = min(((f.epoch, f.index) for f in kept), default=(0, 0))
         # In order of names, the manifest goes first: a data file alone is no checkpoint.
@@ -170,12 +156,8 @@ class CheckpointFiles:
     def read(self, checkpoint: Published) -> ShardState:
         """Return a checkpoint's state.
 
-        Raises
-        ------
-        CheckpointCorrupt
-            The checkpoint is damaged; an older one may be whole.
-        StoreUnavailable
-            The path cannot be read now; the checkpoint may well be whole.
+        Raises `CheckpointCorrupt` if it is damaged, and `StoreUnavailable` if the path cannot be
+        read now.
         """
         manifest = self.manifest(checkpoint)
         with self._reading(checkpoint.manifest):
@@ -296,12 +278,9 @@ def manifest_of(
     state: ShardState,
     own: Copy,
     copies: Mapping[str, Copy],
-    tables: Sequence[tuple[int, str]] | None = None,
+    tables: Sequence[tuple[int, str]] | None = None,  # with their numbers; None: in order
 ) -> dict[str, Any]:
-    """Return the manifest of a checkpoint with its own data file and the copy of each unit.
-
-    `tables` has the tables' numbers in the names of units; None: tables are numbered in order.
-    """
+    """Return the manifest of a checkpoint with its own data file and the copy of each unit."""
     return {
         "format": FORMAT,
         "file": own.file,

@@ -115,10 +115,8 @@ def shared_path(path: str | None) -> str:
 
 
 def _kinds(path: str) -> list[Any]:
-    """The classes of a path's file systems: one, or caches and archives in front of another one.
-
-    No file system is instantiated: that may wait for a server that does not answer.
-    """
+    """The classes of a path's file systems: one, or caches and archives in front of another one."""
+    # No file system is instantiated: that may wait for a server that does not answer.
     parts = path.split("::")
     kinds = []
     for part in parts:

@@ -82,11 +82,7 @@ class Layered(Durability):
 
 
 class LayeredPersistence(CheckpointPersistence):
-    """Keeps one shard's state above, and writes its checkpoints beside the updates.
-
-    Writes begin on the same schedule as those of `Checkpoint`, but no ack waits for them. A failed
-    write is retried. Used from one event loop.
-    """
+    """Keeps one shard's state above, and writes its checkpoints, for which no ack waits."""
 
     _retry_seconds = 0.5
 
@@ -115,12 +111,10 @@ class LayeredPersistence(CheckpointPersistence):
             self._forget()
 
     async def begin(self, epoch: int, state: ShardState) -> None:
-        """Make durable the state with which a server starts.
-
-        This waits for a checkpoint before a shard is first served, and before it is served from a
-        checkpoint: the new one has the present epoch, and outranks those that a replaced server may
-        still write. Otherwise it does not wait for the layer below.
-        """
+        """Make durable the state with which a server starts."""
+        # This waits for a checkpoint before a shard is first served, and before it is served from a
+        # checkpoint: the new one has the present epoch, and outranks those that a replaced server
+        # may still write. Otherwise it does not wait for the layer below.
         published = self._files.published
         if not self._begun and (self._from_below or not await self._in_thread(published)):
             await super().begin(epoch, state)

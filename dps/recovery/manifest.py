@@ -48,20 +48,16 @@ for _cls in (Layout, ArraySpec, ShardLayout, Piece, Block, FilterChain):
 @message
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The description of a group that can be resumed from its checkpoints.
-
-    `about` is the caller's own, as JSON; `generation` counts how often the group was resumed;
-    `servers` and `placement` are as in `Group`.
-    """
+    """The description of a group that can be resumed from its checkpoints; see `Group`."""
 
     name: str
-    generation: int
+    generation: int  # how often the group was resumed
     started: float
     layout: Layout
     rule: UpdateRule
     consistency: Consistency
     recovery: Recovery
-    about: str
+    about: str  # the caller's own, as JSON
     filters: dict[str, FilterChain] = field(default_factory=dict)
     servers: int | None = None
     pull_filters: dict[str, FilterChain] = field(default_factory=dict)
@@ -83,11 +79,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Saved:
-    """The source from which a group resumes: its description, the shards' states, damaged
-    checkpoints."""
+    """The source from which a group resumes."""
 
     run: Run
-    states: tuple[ShardState, ...]
+    states: tuple[ShardState, ...]  # of the shards
     refused: tuple[Refused, ...] = ()
 
     @property
@@ -125,7 +120,10 @@ def as_text(value: object) -> bytes:
 
 
 def from_text(data: bytes, path: str, kind: type[M], hint: str = "") -> M:
-    """Return the message of a file's text; raises `CheckpointCorrupt`, with a hint."""
+    """Return the message of a file's text; raises `CheckpointCorrupt`, with a hint.
+
+    Raises `ConfigurationError` if it names something unknown, such as an unregistered rule.
+    """
     try:
         header = json.loads(unsealed(data))
         packed = msgpack.packb(header, unicode_errors="surrogatepass")
@@ -167,16 +165,9 @@ def write_run(run: Run) -> None:
 def find_saved(path: str) -> Saved:
     """Return what to resume from below a path: a group's folder, or the one above.
 
-    Of several groups, it is the last generation with a whole checkpoint of every shard.
-
-    Raises
-    ------
-    StoreUnavailable
-        There are no checkpoints, or no whole checkpoint of every shard.
-    CheckpointCorrupt
-        The description of a group is damaged; the other groups may be older.
-    ConfigurationError
-        The description names something unknown, such as an unregistered update rule.
+    Of several groups, it is the last generation with a whole checkpoint of every shard. Raises
+    `StoreUnavailable` if there is none, and, for the description of any group, what `from_text`
+    raises: the other groups may be older.
     """
     runs = sorted(_runs(path), key=lambda each: (each[0].generation, each[0].started), reverse=True)
     refused: list[Refused] = []

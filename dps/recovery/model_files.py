@@ -114,13 +114,7 @@ def save(
     """Write a model; an earlier one stays in the folder until all of it is written.
 
     `rows` has each table's keys, int64 and sorted, and their rows; `versions` those of the shards.
-
-    Raises
-    ------
-    StoreUnavailable
-        The model cannot be written. An earlier model in the folder stays whole.
-    ConfigurationError
-        fsspec does not know the path's protocol, or the folder has another kind of manifest.
+    Errors as for `ParameterServer.save`.
     """
     path = as_path("path", path)
     try:

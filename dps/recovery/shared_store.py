@@ -126,11 +126,9 @@ class StorePersistence(Persistence):
                 raise failed
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the newest state in those reachable stores that have every acked update.
-
-        A replaced server may still put states of its epoch to stores that are not asked here. It
-        can ack no update: an ack needs all stores, and those that are asked refuse its epoch.
-        """
+        """Return the newest state in those reachable stores that have every acked update."""
+        # A replaced server may still put states of its epoch to stores that are not asked here. It
+        # can ack no update: an ack needs all stores, and those that are asked refuse its epoch.
         keepers = self._keepers(epoch)
         calls = [self._index(store, epoch) for store in keepers.stores[: keepers.whole]]
         indices = await answers_of(calls, self._timings.lease)
@@ -180,23 +178,15 @@ class StateStore:
         return sum(state.nbytes for _, state in self._states.values())
 
     def put(self, m: PutState) -> None:
-        """Keep a state; raises `StaleEpoch` if a later server has used the store.
-
-        An older state of the same server is ignored: the one that is here contains its updates.
-        """
+        """Keep a state; raises `StaleEpoch` if a later server has used the store."""
+        # An older state of the same server is ignored: the one that is here contains its updates.
         self._fence(m.shard, m.epoch)
         epoch, held = self._states.get(m.shard, (0, m.state))
         if epoch < m.epoch or held.index <= m.state.index:
             self._states[m.shard] = (m.epoch, m.state)
 
     def put_since(self, m: PutSince) -> None:
-        """Keep a state that continues the one that is here; errors as for `put`.
-
-        Raises
-        ------
-        StoreUnavailable
-            Another state is here: the whole state has to be put.
-        """
+        """Keep a state that continues the one here; also raises `StoreUnavailable` for another."""
         self._fence(m.shard, m.epoch)
         epoch, base = self._states.get(m.shard, (0, m.state))
         if (epoch, base.index) != (m.epoch, m.base):
@@ -269,10 +259,8 @@ class Mailboxes:
         return sum(op.nbytes for mail in self._mail.values() for _, op in mail)
 
     def clear_all(self) -> None:
-        """Delete all gradients, but not the epoch up to which each mailbox is closed.
-
-        So a client with an old table cannot leave gradients that no server would take.
-        """
+        """Delete all gradients, but not the epoch up to which each mailbox is closed."""
+        # So a client with an old table cannot leave gradients that no server would take.
         self._mail.clear()
 
     def deposit(self, m: Deposit) -> None:
@@ -290,10 +278,8 @@ class Mailboxes:
         return tuple(op for epoch, op in self._mail.get(m.shard, ()) if epoch <= m.epoch)
 
     def clear(self, m: ClearMail) -> None:
-        """Forget what was taken in this epoch; raises `StaleEpoch` if it was taken again since.
-
-        Deposits of later epochs stay, even if the request comes late or twice.
-        """
+        """Forget what was taken in this epoch; raises `StaleEpoch` if it was taken again since."""
+        # Deposits of later epochs stay, even if the request comes late or twice.
         closed = self._closed.get(m.shard, 0)
         if m.epoch < closed:
             raise StaleEpoch(f"mailbox of shard {m.shard}: epoch {m.epoch} is over")

@@ -22,15 +22,7 @@ from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import DpsError
 from dps.events import Rebuilt
-from dps.protocol.messages import (
-    Install,
-    Seed,
-    Seeded,
-    ShardMetadata,
-    Table,
-    Weights,
-    brought,
-)
+from dps.protocol.messages import Install, Seed, Seeded, ShardMetadata, Table, Weights, brought
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.recovery.durability import CoordinatorContext, Durability, Feature, WorkerContext
@@ -92,19 +84,15 @@ class Wanted:
 @message
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A worker's copy of a lost shard: its `version`, read at `at` in epoch `based_on`.
-
-    The version is -1 if the worker holds none; `failures` is how often the worker failed to send a
-    copy to this host.
-    """
+    """A worker's copy of a lost shard: its `version`, read at `at` in epoch `based_on`."""
 
     shard: int
     epoch: int
     donor: str
     based_on: int
-    version: int
+    version: int  # -1: the worker holds none
     at: float
-    failures: int
+    failures: int  # how often the worker failed to send a copy to this host
 
 
 def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
@@ -119,10 +107,7 @@ def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
 
 
 class Copies:
-    """A worker's part: offers its copies, and installs one on request.
-
-    Used from one event loop.
-    """
+    """A worker's part: offers its copies, and installs one on request. For one event loop."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -172,10 +157,7 @@ class Copies:
 
 
 class CopyOffers:
-    """The coordinator's part: asks for copies of lost shards, and chooses among the offers.
-
-    Used from one event loop.
-    """
+    """The coordinator's part: requests copies of lost shards, and chooses. For one event loop."""
 
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context

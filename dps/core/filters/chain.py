@@ -17,13 +17,7 @@ import numpy as np
 
 from dps.core.blocks import Empty, Layout, all_finite
 from dps.core.filters.device import HOST, Device, Mask, Numbers
-from dps.core.filters.encoding import (
-    Section,
-    Stretch,
-    assembled,
-    nbytes_of_values,
-    stretches,
-)
+from dps.core.filters.encoding import Section, Stretch, assembled, nbytes_of_values, stretches
 from dps.core.filters.filter import KKT, Filter, Lossless, Quantise, Selection, Sending
 from dps.core.ranges import listed, refused, shown
 from dps.core.rules.proximal import L1, ElasticNet
@@ -71,11 +65,9 @@ class FilterChain:
         return section, kept
 
     def changed(self, values: Array, copy: Array, sending: Sending) -> Section:
-        """Return the encoded changes of 1-D weights, for a worker that has a copy of them.
-
-        Quantised entries are differences, so that the next one makes up for rounding; others are
-        the weights themselves.
-        """
+        """Return the encoded changes of 1-D weights, for a worker that has a copy of them."""
+        # Quantised entries are differences, so that the next one makes up for rounding; others are
+        # the weights themselves.
         with np.errstate(over="ignore", invalid="ignore"):
             difference = values - copy
         if not all_finite(difference):  # training diverges, and all workers must see it
@@ -152,10 +144,7 @@ class Prepared:
 
 
 class Outbox:
-    """The residuals of one worker for one shard, and `counts` so far. Not thread-safe.
-
-    Gradients and residuals are on the `device`; `empty` allocates what is sent.
-    """
+    """The residuals of one worker for one shard, and `counts` so far. Not thread-safe."""
 
     waits = False  # whether `prepared` waits for a device, so that a thread should call it
 
@@ -171,8 +160,8 @@ class Outbox:
         self._of_shard = {stretch.name: stretch for stretch in stretches(self._layout, ())}
         self._shard = shard
         self._chains = chains
-        self._empty = empty
-        self._device = device
+        self._empty = empty  # allocates what is sent
+        self._device = device  # where gradients and residuals are
         self._residuals: dict[Names, Numbers] = {}
         self._norms: dict[Names, float] = {}
         self.pushes: dict[str, int] = {}  # of each array
