@@ -55,12 +55,7 @@ _scheduler_log = logging.getLogger("distributed.scheduler.dps")
 
 
 class NodePresence:
-    """One process at its monitor. Used from the event loop of the process.
-
-    The process registers when the first group uses it, and leaves after the last use. If the
-    monitor ends, another one is started. The process may be killed only while a single group uses
-    it, because a coordinator cannot know what other groups would lose.
-    """
+    """One process at its monitor. Used from the event loop of the process."""
 
     def __init__(self, dask_worker: distributed.Worker) -> None:
         self.watched: Watched | None = None  # None: no monitor watches it. For any thread.
@@ -97,8 +92,9 @@ class NodePresence:
 
     @property
     def _permission(self) -> dict[str, bool]:
+        # A coordinator cannot know what other groups would lose. And a user's own program may have
+        # Dask workers in its process.
         groups = sum(uses > 0 for uses in self._uses.values())
-        # A user's own program may have Dask workers in its process.
         return {"may_be_killed": groups == 1 and not Client._instances}
 
     def _send(self, request: Mapping[str, object]) -> None:
@@ -180,15 +176,12 @@ def presence_of(dask_worker: distributed.Worker) -> NodePresence:
 
 
 class MonitorLinks:
-    """Receives the reports of monitors (`dps.protocol.transport.Monitors`), on one event loop.
-
-    `on_failure` is called with an unforeseen exception; the monitor is followed all the same.
-    """
+    """Receives the reports of monitors (`dps.protocol.transport.Monitors`), on one event loop."""
 
     def __init__(
         self,
         on_report: Callable[[Sighted], Awaitable[object]],
-        on_failure: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],  # the monitor is followed all the same
     ) -> None:
         self._on_report = on_report
         self._tasks = Tasks(on_failure)

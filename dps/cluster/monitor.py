@@ -38,10 +38,8 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def socket_name() -> str:
-    """Return the name of the abstract unix socket of the monitor that sees this process.
-
-    There is one monitor per user in each process namespace, for example in each container.
-    """
+    """Return the name of the abstract unix socket of the monitor that sees this process."""
+    # There is one monitor per user in each process namespace, for example in each container.
     return f"\0dps-monitor-1-{os.getuid()}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
@@ -53,16 +51,12 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 
 
 class Signed:
-    """Signed lines of one connection, which only holders of the secret can write, in order.
-
-    The nonces of both ends make lines of other connections invalid; `end` is "monitor" or
-    "coordinator".
-    """
+    """Signed lines of one connection, which only holders of the secret can write, in order."""
 
     def __init__(self, secret: bytes, nonces: bytes, end: str) -> None:
         self._secret = secret
-        self._nonces = nonces
-        self._end = end
+        self._nonces = nonces  # of both ends: they make lines of other connections invalid
+        self._end = end  # "monitor" or "coordinator"
         self._written = self._read = 0
 
     def line(self, value: Any) -> bytes:
@@ -86,16 +80,14 @@ class Signed:
 
 
 def look_at(pid: int) -> Look:
-    """Look at a process: whether its main thread is stopped, or waits in the kernel.
-
-    `progress` counts its context switches, which distinguishes a process that hangs in the kernel
-    from one that works there. A process that is traced, as by a debugger, is not stopped.
-    """
+    """Look at a process: whether its main thread is stopped, or waits in the kernel."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return Look("no", progress=None)  # it is ending, which its pidfd reports
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    # `progress` counts its context switches, which distinguishes a process that hangs in the kernel
+    # from one that works there. A process that is traced, as by a debugger, is not stopped.
     switches = fields.get("voluntary_ctxt_switches"), fields.get("nonvoluntary_ctxt_switches")
     return Look(HALTED.get(fields.get("State", "")[:1], "no"), switches)
 

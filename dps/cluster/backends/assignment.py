@@ -49,15 +49,13 @@ def capacity(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
 
 
 def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) -> Offer | None:
-    """Return the best free Dask worker for a node, given where other nodes are; None without one.
-
-    A Dask worker of the node's own name comes first, then one on another host than the nodes that
-    must not fail with this one. Servers go to the host with the most free Dask workers, so that the
-    next chain finds room as well; the store goes to the host with the fewest.
-    """
+    """Return the best free Dask worker for a node, given the places of others; None without one."""
     fitting = [o for o in free if o.resource in (None, spec.resource) and o.threads >= spec.threads]
     room = Counter(offer.host for offer in free)
     failing = Counter(at.host for name, at in taken.items() if must_be_apart(spec.name, name))
+    # A Dask worker of the node's own name comes first, then one on another host than the nodes that
+    # must not fail with this one. Servers go to the host with the most free Dask workers, so that
+    # the next chain finds room as well; the store goes to the host with the fewest.
     sign = 1 if role_of(spec.name) == "store" else -1
 
     def rank(offer: Offer) -> tuple[bool, int, int, int, str]:

@@ -164,10 +164,7 @@ class Cluster(ABC):
 
     @contextlib.contextmanager
     def _claimed(self, node: NodeSpec) -> Iterator[None]:
-        """Register a node while it is started, and forget it if that fails.
-
-        `ConfigurationError`: one of its name runs already.
-        """
+        """Register a node while it is started; forget it if that fails. Refuse a name in use."""
         name = node.name
         with self._lock:
             if name in self._specs and not (name in self._processes and self.gone(name, 0.0)):

@@ -145,10 +145,7 @@ class ExistingCluster(Cluster):
             time.sleep(WAIT_SECONDS)
 
     async def _look(self) -> tuple[list[Offer], list[Offer]]:
-        """Return the Dask workers that may become nodes, and those of them that can do so now.
-
-        The machines of the latter are known. Dask workers that do not answer are left out.
-        """
+        """Return Dask workers that may become nodes, and those that answer and can do so now."""
         offers, free = await self.client.run_on_scheduler(reserve, "look", self.client.id)
         able = eligible([offer for offer in offers if offer.address not in self._silent])
         answers = [self._ask(offer) for offer in able if offer.address in free]
@@ -298,11 +295,8 @@ class Reservations(SchedulerPlugin):
         self._waiting[client] = None
 
     def look(self, client: str) -> tuple[list[Offer], frozenset[str]]:
-        """Return the Dask workers, and the addresses of those that a client may take.
-
-        There are none of the latter while earlier clients wait. Hosts have the names that Dask has
-        for them.
-        """
+        """Return the Dask workers, and the addresses of those that a client may take."""
+        # None is free while earlier clients wait.
         workers, free = self._scheduler.workers, frozenset[str]()
         if client not in self._waiting or client == next(iter(self._waiting)):
             free = frozenset(workers).difference(*self._taken.values())

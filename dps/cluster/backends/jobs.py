@@ -63,13 +63,11 @@ _NUMBERED = (
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs of a cluster: where they are submitted, and what they ask for.
-
-    `groups` has settings for the Dask resource of each role: "queue", "cores", "memory" and
-    "walltime", where they differ from `jobqueue.yaml`, and further "directives".
-    """
+    """The jobs of a cluster: where they are submitted, and what they ask for."""
 
     kind: str  # a key of `KILL`, which is also the queueing system's name in `jobqueue.yaml`
+    # Settings for the Dask resource of each role: "queue", "cores", "memory" and "walltime", where
+    # they differ from `jobqueue.yaml`, and further "directives".
     groups: Mapping[str, Mapping[str, Any]]
     interface: str | None = None  # of the scheduler and the nodes; None: see `host`
 
@@ -143,22 +141,18 @@ class Jobs:
             )
 
     def host(self) -> str:
-        """Return this machine's address on the interface that is set here or in `jobqueue.yaml`.
-
-        If none is set, it is the address on the interface that reaches other machines.
-        """
+        """Return this machine's address on the interface that is set here or in `jobqueue.yaml`."""
         interface = self.interface or self.site().get("interface")
         try:
+            # The last one is the address on the interface that reaches other machines.
             return str(get_ip_interface(interface) if interface else get_ip())
         except (KeyError, ValueError) as error:
             raise ConfigurationError(f"cluster.interface: {error}") from error
 
     def job_class(self) -> Any:
-        """Import dask-jobqueue, at first in the main thread; return the class of a job.
-
-        The import replaces the handler of SIGINT, and writes to the user's configuration folder;
-        both are prevented.
-        """
+        """Import dask-jobqueue, at first in the main thread; return the class of a job."""
+        # The import replaces the handler of SIGINT, and writes to the user's configuration folder;
+        # both are prevented.
         before, place = signal.getsignal(signal.SIGINT), dask.config.PATH
         try:
             with tempfile.TemporaryDirectory(prefix="dps-") as elsewhere:
@@ -176,10 +170,8 @@ class Jobs:
 
 
 def lifetime_options(kind: str, walltime: str | None) -> tuple[str, ...]:
-    """Return the options of `dask worker` that end a node before its job.
-
-    The walltime is read as the queueing system reads it. In an unknown form it sets no limit.
-    """
+    """Return the options of `dask worker` that end a node before its job."""
+    # The walltime is read as the queueing system reads it. In an unknown form it sets no limit.
     days, dash, clock = (walltime or "0").strip().rpartition("-")
     numbers = clock.split(":")
     if len(numbers) > 3 or not all(n.isdecimal() for n in (*numbers, days or "0")):

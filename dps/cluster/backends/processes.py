@@ -116,12 +116,11 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C; handle one that arrives during the start afterwards.
-
-    They inherit the signal mask. The signal is blocked, not ignored, so that it reaches the driver
-    in the end. The mask applies to this thread alone: if numpy has threads, the system delivers the
-    signal to one of them, and Python calls the handler at once. So the handler is replaced too.
-    """
+    """Start processes that ignore Ctrl-C; handle one that arrives during the start afterwards."""
+    # They inherit the signal mask. The signal is blocked, not ignored, so that it reaches the
+    # driver in the end. The mask applies to this thread alone: if numpy has threads, the system
+    # delivers the signal to one of them, and Python calls the handler at once. So the handler is
+    # replaced too.
     # Otherwise it starts with the first process, and resets the mask just before that starts.
     resource_tracker.ensure_running()
     held: list[int] = []

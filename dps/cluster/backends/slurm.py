@@ -161,10 +161,7 @@ class SlurmCluster(JobCluster):
         return self._at[name]
 
     def _waiting(self) -> set[str]:
-        """Return the nodes that have not joined; resubmit jobs that ended or are on a wrong host.
-
-        Each job is resubmitted at most once.
-        """
+        """Return nodes that have not joined; resubmit, once, jobs that ended or are misplaced."""
         jobs = {name: self._job_of[name].job_id for name in self._specs if name not in self._at}
         states = job_states(jobs.values()) if jobs else {}
         for name, job in jobs.items():
@@ -191,10 +188,7 @@ class SlurmCluster(JobCluster):
 
 
 def job_states(jobs: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the state of each job by its number, and the host that it is or was on, or "".
-
-    Jobs that Slurm has forgotten are left out.
-    """
+    """Return the state of each known job by its number, and its present or last host, or ""."""
     wanted = ",".join(jobs)
     # squeue fails if it has forgotten all of them.
     shown = run_command("squeue", "-h", "-t", "all", "-j", wanted, "-o", "%i|%T|%N", check=False)
@@ -207,11 +201,9 @@ def _state_of_job(job: str) -> tuple[str, str]:
 
 
 def hosts_with_room(partition: str | None, cores: int, megabytes: float) -> set[str]:
-    """Return the hosts of a partition with room for a job; None: of the default partition.
-
-    The state of a host alone does not show that. A host is "alloc" for a while after its first job
-    has started, and "comp" while jobs are ending, however much of it is free.
-    """
+    """Return the hosts of a partition with room for a job; None: of the default partition."""
+    # The state of a host alone does not show that. A host is "alloc" for a while after its first
+    # job has started, and "comp" while jobs are ending, however much of it is free.
     form = ",".join(f"{column}:60" for column in _COLUMNS)
     hosts = set()
     for line in run_command("sinfo", "-h", "-N", "-O", form).splitlines():
@@ -224,13 +216,10 @@ def hosts_with_room(partition: str | None, cores: int, megabytes: float) -> set[
 
 
 class _HostDown:
-    """A host that is down until `give_back`, or until this process ends, however it ends.
-
-    All jobs on it are lost. `nodes` are those that have not been reported yet.
-    """
+    """A host that is down until `give_back`, or until this process ends, however it ends."""
 
     def __init__(self, host: str, nodes: set[str]) -> None:
-        self.nodes = nodes
+        self.nodes = nodes  # those that have not been reported yet
         self._host = host
         # A shell whose input ends with this process, and which an interrupt does not reach.
         self._waiting = subprocess.Popen(
@@ -255,10 +244,8 @@ class _HostDown:
 
 
 def _state_of(host: str) -> str:
-    """Return the state of a host, such as "MIXED" or "IDLE*+DRAIN"; "unknown" without one.
-
-    Not from `sinfo`, which still reports a host as in use for a moment after it is down.
-    """
+    """Return the state of a host, such as "MIXED" or "IDLE*+DRAIN"; "unknown" without one."""
+    # Not from `sinfo`, which still reports a host as in use for a moment after it is down.
     shown = run_command("scontrol", "show", "node", "-o", host, check=False)
     match = re.search(r" State=(\S+)", shown)
     return match[1] if match else "unknown"

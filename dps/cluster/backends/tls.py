@@ -27,11 +27,9 @@ CLOCKS_DIFFER = timedelta(days=1)  # between the machines of a cluster, at most
 
 
 def temporary() -> Security:
-    """Create a certificate for one cluster, which is its own authority.
-
-    On an elliptic curve that takes less than a millisecond, so every cluster can have its own.
-    `Security.temporary` takes 55 ms; its certificates are invalid on a host whose clock is slow.
-    """
+    """Create a certificate for one cluster, which is its own authority."""
+    # On an elliptic curve that takes less than a millisecond, so every cluster can have its own.
+    # `Security.temporary` takes 55 ms; its certificates are invalid on a host whose clock is slow.
     from cryptography import x509  # the import takes longer than creating certificates
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -67,11 +65,9 @@ def for_all(ca_file: str, cert: str, key: str | None) -> Security:
 
 
 def kept_in(folder: Path, security: Security) -> Security:
-    """Write certificates that are only in memory to files that only this user can read.
-
-    Otherwise Dask writes them in every process each time that it needs them, and a process that is
-    killed at that moment leaves the key behind.
-    """
+    """Write certificates that are only in memory to files that only this user can read."""
+    # Otherwise Dask writes them in every process each time that it needs them, and a process that
+    # is killed at that moment leaves the key behind.
     kept = copy(security)
     for name in security.__slots__:
         value = getattr(security, name)
@@ -84,10 +80,8 @@ def kept_in(folder: Path, security: Security) -> Security:
 
 
 def remove_keys(folder: Path) -> None:
-    """Remove the files of `kept_in`, and the folder if it is then empty.
-
-    The folder is not listed: a process without free file descriptors could not do that.
-    """
+    """Remove the files of `kept_in`, and the folder if it is then empty."""
+    # The folder is not listed: a process without free file descriptors could not do that.
     for name in Security.__slots__:
         (folder / f"{name}.pem").unlink(missing_ok=True)
     with suppress(OSError):
@@ -95,10 +89,8 @@ def remove_keys(folder: Path) -> None:
 
 
 def dashboard_settings(security: Security, role: str) -> Mapping[str, str]:
-    """Return Dask's settings to serve pages and metrics with the certificate of a process.
-
-    The user's own configuration of Dask takes precedence.
-    """
+    """Return Dask's settings to serve pages and metrics with the certificate of a process."""
+    # The user's own configuration of Dask takes precedence.
     if not security.require_encryption or dask.config.get(f"{DASHBOARD}.cert") is not None:
         return {}
     files = security.get_tls_config_for_role(role)
@@ -107,10 +99,7 @@ def dashboard_settings(security: Security, role: str) -> Mapping[str, str]:
 
 
 class PagesForMembers:
-    """Mix-in of a Dask server: clients need a certificate for pages and metrics too.
-
-    Dask itself only encrypts them.
-    """
+    """Mix-in of a Dask server: clients need a certificate for pages and metrics too."""
 
     security: Security
     http_server: Any
@@ -118,7 +107,7 @@ class PagesForMembers:
     def start_http_server(self, *args: Any, **kwargs: Any) -> None:
         """Start to listen; no connection is accepted before this returns."""
         super().start_http_server(*args, **kwargs)  # type: ignore[misc]
-        if self.security.require_encryption:
+        if self.security.require_encryption:  # which is all that Dask itself does
             own = dask.config.get(f"{DASHBOARD}.ca-file", None)
             context: ssl.SSLContext = self.http_server.ssl_options
             context.load_verify_locations(own or self.security.tls_ca_file)

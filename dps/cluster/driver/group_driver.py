@@ -54,10 +54,7 @@ DRAIN_SECONDS = 10.0
 
 
 class GroupDriver:
-    """A group as its driver runs it. Used from the client's event loop.
-
-    `is_open` and `lost` (the connection broke before `close`) may be read in any thread.
-    """
+    """A group as its driver runs it. Used from the client's event loop."""
 
     def __init__(self, client: distributed.Client, start: Start) -> None:
         self._port, wanted = port_of_driver(client), start.group.transport
@@ -71,7 +68,8 @@ class GroupDriver:
         self.training = Training(client, start, self.hosts, self.incidents, self.history)
         self.connection = SchedulerConnection(client)
         self.runs: list[MlflowRun] = []  # the training is logged to these
-        self.is_open = self.lost = False
+        self.is_open = False  # any thread may read this and the next
+        self.lost = False  # the connection broke before `close`
         self._client = client
         self._group = start.group
         self._start = start
@@ -353,16 +351,12 @@ class GroupDriver:
 
 
 class SchedulerConnection:
-    """The connection that a Dask client has to its scheduler now. May be used in any thread.
-
-    When it breaks, the coordinator closes the group, so the driver has lost the group even if Dask
-    connects again. A client on virtual time has no connection that `can_break`.
-    """
+    """The connection that a Dask client has to its scheduler now. May be used in any thread."""
 
     def __init__(self, client: distributed.Client) -> None:
         self._client = client
         self._stream = getattr(client, "scheduler_comm", None)
-        self.can_break = hasattr(client, "scheduler_comm")
+        self.can_break = hasattr(client, "scheduler_comm")  # not on virtual time
 
     @property
     def broken(self) -> bool:
@@ -373,6 +367,7 @@ class SchedulerConnection:
     def lost(self) -> bool:
         """Whether it broke, rather than being closed with the client in this process."""
         # Dask releases a stream that broke before it connects again or gives up.
+        # When it breaks, the coordinator closes the group, even if Dask connects again.
         return self._was_replaced or (self.broken and not self.closed_here)
 
     @property

@@ -102,15 +102,12 @@ def _level_of_user() -> int:
 
 
 class IncidentWatch:
-    """Collects a group's incidents, and reports new ones. Used from the client's event loop.
-
-    `losses`, `failovers` and the `views` of the last routing table may be read in any thread.
-    """
+    """Collects a group's incidents, and reports new ones. Used from the client's event loop."""
 
     def __init__(self, router: Router, news: News) -> None:
-        self.losses: tuple[Loss, ...] = ()
+        self.losses: tuple[Loss, ...] = ()  # any thread may read this and the next two
         self.failovers: tuple[Failover, ...] = ()
-        self.views: tuple[View, ...] = ()
+        self.views: tuple[View, ...] = ()  # of the last routing table
         self.closing = False  # the driver itself closes the group
         self._router = router
         self._group = router.group

@@ -120,10 +120,7 @@ class Start:
 
 
 def afresh(
-    client: distributed.Client,
-    params: Mapping[str, np.ndarray],
-    choices: Choices,
-    options: Options,
+    client: distributed.Client, params: Mapping[str, np.ndarray], choices: Choices, options: Options
 ) -> Start:
     """Start from initial values."""
     platform = platform_of(client)

@@ -41,10 +41,7 @@ PASSING = (CapacityError, NotServing, ShardUnavailable)
 
 
 class ShardHosts:
-    """The nodes of a group, and its actors on them. Used from the client's event loop.
-
-    `on_adopted` is called when a node has joined and has a role.
-    """
+    """The nodes of a group, and its actors on them. Used from the client's event loop."""
 
     def __init__(
         self,
@@ -62,7 +59,7 @@ class ShardHosts:
         self._group = router.group  # its number of servers decides the role of a new node
         self._seats = options.seats
         self._sink = options.on_event
-        self._on_adopted = on_adopted
+        self._on_adopted = on_adopted  # called when a node has joined and has a role
         self._clock = platform_of(client).clock
         self._hosts: dict[str, Hosted] = {}
         self._departing: dict[str, list[Node]] = {}

@@ -85,10 +85,7 @@ class Started:
 
 
 class Training:
-    """Starts the workers of a group, and keeps the last known status of workers and shards.
-
-    `look` belongs to the client's event loop; the rest may be called in any thread.
-    """
+    """Starts the workers of a group, and keeps the last known status of workers and shards."""
 
     def __init__(
         self,
@@ -116,6 +113,7 @@ class Training:
         self._sent: tuple[Any, list[Any], str] | None = None
         self._replaced: set[Any] = set()  # earlier futures of restarted workers
 
+    # In the client's event loop; any thread may call the other methods.
     async def look(self) -> None:
         """Request the status of all shards; those that do not answer soon keep their last one."""
         answers = await ask_heads(self._hosts.router, LOOK_SECONDS)

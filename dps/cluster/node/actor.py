@@ -212,10 +212,7 @@ Score = Callable[[Mapping[str, np.ndarray]], Any]
 
 
 class EvaluatorActor:
-    """Scores a snapshot every `every` seconds until it is finished; a Dask actor.
-
-    `score` is called in a thread with its own copy of the weights; see `scored`.
-    """
+    """Scores a snapshot every `every` seconds until it is finished; a Dask actor."""
 
     def __init__(self, group: Group, score: Score, every: float, node: str, key: str) -> None:
         self._member = Member(group, node, "evaluator", Meter())
@@ -285,11 +282,7 @@ class EvaluatorActor:
 
 
 def scored(returned: Any, read: float, version: float) -> list[Event]:
-    """Return the events of a score of weights that were read at time `read`, of mean `version`.
-
-    A score is the loss; loss and accuracy, optionally with the objective and the stationarity; or a
-    mapping of names to numbers.
-    """
+    """Return the events of a score of weights that were read at time `read`, of mean `version`."""
     try:
         match returned:
             case tuple() | list() if len(returned) in (2, 4):

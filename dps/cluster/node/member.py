@@ -48,11 +48,8 @@ MIN_MARGIN, MAX_MARGIN = 60.0, 600.0
 
 
 def margin(lifetime: float) -> float:
-    """Return how many seconds before the end of its lifetime a node begins to leave.
-
-    That is a tenth of it, between 1 and 10 minutes (in which another job may start), but at most
-    half of it.
-    """
+    """Return how many seconds before the end of its lifetime a node begins to leave."""
+    # Another job may start in this time.
     return min(max(MIN_MARGIN, lifetime / 10), MAX_MARGIN, lifetime / 2)
 
 
@@ -141,11 +138,9 @@ def leave_of(dask_worker: distributed.Worker) -> Leave:
 
 
 class Member:
-    """The transport, records and background tasks of one actor or worker.
+    """The transport, records and background tasks of one actor or worker."""
 
-    It is made in any thread of the node; its methods but `begin` belong to the node's event loop.
-    """
-
+    # In any thread of the node; methods other than `begin` belong to the node's event loop.
     def __init__(self, group: Group, node: str, role: str, meter: Meter) -> None:
         self.dask_worker = get_worker()
         self.platform = platform_of(self.dask_worker)

@@ -472,11 +472,7 @@ class Worker:
         self._report(numbers, self._given)
 
     def _push(
-        self,
-        gradients: Arrays,
-        pull: bool,
-        rows: Gradients,
-        computed_on: ReadPoint | None,
+        self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None
     ) -> Future[Any]:
         arrays = _as_arrays(gradients, self.layout)
         for names, own in list(self._computing.items()):

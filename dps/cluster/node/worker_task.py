@@ -41,10 +41,7 @@ _HOW_ENDED = {SystemExit: "called sys.exit", KeyboardInterrupt: "was interrupted
 
 
 def run_worker(
-    group: Group,
-    train: Callable[..., T],
-    place: Place,
-    share: Sequence[Any] | Leases | None = None,
+    group: Group, train: Callable[..., T], place: Place, share: Sequence[Any] | Leases | None = None
 ) -> T:
     """Run a training function as a worker of the group; this is the Dask task.
 
@@ -52,9 +49,6 @@ def run_worker(
     batches. Returns what `train` returns; raises `UpdatesDropped` if most of the worker's updates
     were dropped. When `train` raises, the worker leaves the group, so that the others do not wait
     for it, and the error goes to the Dask future.
-
-    Dask repeats a task whose result was lost with its node. The work is done, so `train` is not
-    called again: the result is the one that was recorded, or `ResultLost` is raised.
     """
 
     def of_worker(worker: Worker) -> T:
@@ -66,12 +60,9 @@ def run_worker(
 
 
 class _Task:
-    """A worker's client and records on its node, from before it joins until after it has left.
+    """A worker's client and records on its node, from before it joins until after it has left."""
 
-    Made in the task's thread, where it collects what the training reports; the rest runs on the
-    node's event loop.
-    """
-
+    # In the task's thread, as `run` and `_report`; the rest runs on the node's event loop.
     def __init__(self, group: Group, place: Place, leases: Leases | None) -> None:
         dask_worker = get_worker()
         self._group = group
@@ -138,13 +129,10 @@ class _Task:
         self._member.record(self._flush)
 
     async def _enter(self) -> Worker | Returned:
-        """Join the group, under a new incarnation if a worker of this name has joined before.
-
-        If the training function of this very task has returned before, return that instead.
-        """
+        """Join the group, under a new incarnation if a worker of this name has joined before."""
         client, address = self._client, self._member.dask_worker.address
         returned = await client.enter(address, self._member.node, self._key)
-        if returned is not None:
+        if returned is not None:  # Dask repeats a task whose result was lost with its node
             return returned
         # Before the second incarnation nothing was pushed under this name.
         done = await self._done_before() if client.incarnation > 1 else 0
@@ -218,11 +206,8 @@ class _Task:
             worker_log.warning("dps: of the updates of %s, %s (group %s)", self._name, loss, name)
 
     async def _done_before(self) -> int:
-        """Return how many updates the worker of this name has, on the shard that has most of them.
-
-        It waits for a shard that is down for as long as a push does.
-        """
-        limit = self._group.timings.unavailable
+        """Return how many updates the worker of this name has, on the shard that has most."""
+        limit = self._group.timings.unavailable  # as long as a push waits
         try:
             async with asyncio.timeout(limit):
                 return max(applied.get(self._name, 0) for applied in await self._applied(()))

@@ -37,10 +37,7 @@ BATCHES = 200  # of events, at most, that are searched for losses
 
 
 class CoordinatorPlugin(SchedulerPlugin):
-    """Runs a group's `Coordinator` in the scheduler and reports lost nodes to it.
-
-    The group ends with its `driver`, the id of a Dask client.
-    """
+    """Runs a group's `Coordinator` in the scheduler and reports lost nodes to it."""
 
     idempotent = True
     _coordinator: Coordinator
@@ -48,7 +45,7 @@ class CoordinatorPlugin(SchedulerPlugin):
     def __init__(self, group: Group, driver: str) -> None:
         self.name = COORDINATOR_PREFIX + group.name
         self._group = group
-        self._driver = driver
+        self._driver = driver  # the id of a Dask client, with which the group ends
 
     async def start(self, scheduler: Scheduler) -> None:
         """Begin to coordinate; called by Dask in the scheduler's event loop."""
@@ -104,10 +101,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         return frozen(await answer(self._coordinator.handle, self._meter, link, thawed(frames)))
 
     async def overview(self) -> TrainingView:
-        """Return the state of the group, for observers; rates follow from two overviews.
-
-        The coordinator reports what it knows, and the head of each shard is asked once.
-        """
+        """Return the state of the group, for observers; rates follow from two overviews."""
         table: Table = await self._coordinator.handle(GetTable(-1, 0.0))
         asked = (ask_head(view, self._looks, LOOK_SECONDS) for view in table.views)
         answers = await asyncio.gather(*asked)

@@ -68,10 +68,7 @@ class Session:
         self._is_up = False  # whether a parameter server is or was up
 
     def parameter_server(
-        self,
-        client: distributed.Client,
-        params: Mapping[str, np.ndarray],
-        **choices: Any,
+        self, client: distributed.Client, params: Mapping[str, np.ndarray], **choices: Any
     ) -> ParameterServer:
         """Start a parameter server, or resume it from its checkpoints after a return.
 
@@ -210,11 +207,9 @@ def _is_no_cluster(error: BaseException) -> bool:
 
 
 def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
-    """Return a lower bound of each shard's lost updates; `seen` are the last known versions.
-
-    Progress reports lag. But every update is sent to every shard, and an update that one shard has
-    is not computed again, so a shard has also lost those that only other shards have.
-    """
+    """Return a lower bound of each shard's lost updates; `seen` are the last known versions."""
+    # Progress reports lag. But every update is sent to every shard, and an update that one shard
+    # has is not computed again, so a shard has also lost those that only other shards have.
     workers = [each.workers for each in states]
     names = set[str]().union(*workers)
     lost = []
@@ -272,10 +267,7 @@ def _holds(group: str, dask_worker: distributed.Worker) -> bool:
 
 
 class SchedulerWatch:
-    """A thread that calls `on_loss` when the connection of a client to its scheduler is lost.
-
-    It starts before there is a parameter server, whose start may wait for a scheduler that is lost.
-    """
+    """A thread that calls `on_loss` when the connection of a client to its scheduler is lost."""
 
     def __init__(self, client: distributed.Client, on_loss: Callable[[str], None]) -> None:
         self._connection = SchedulerConnection(client)
@@ -284,6 +276,7 @@ class SchedulerWatch:
         self._server: ParameterServer | None = None
         self._over = False
         self._lost = ""
+        # Now, because the start of a parameter server may wait for a scheduler that is lost.
         threading.Thread(target=self._look, daemon=True, name="dps-scheduler-watch").start()
 
     @property

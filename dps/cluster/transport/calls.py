@@ -258,10 +258,8 @@ class ClusterTransport:
             self._port.doubt(connection)
 
     async def gone(self, address: str) -> bool:
-        """Whether no process listens at the address (see `dps.protocol.transport.Transport`).
-
-        Dask's own connections are retried until their timeout, so this makes a plain one.
-        """
+        """Whether no process listens at the address (see `dps.protocol.transport.Transport`)."""
+        # Dask's own connections are retried until their timeout, so this makes a plain one.
         _, host, port = split_address(address)
         if not host:
             return False
@@ -276,10 +274,7 @@ class ClusterTransport:
         return False
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return an array to be filled, which is sent without a copy once it is frozen, for good.
-
-        Thread-safe.
-        """
+        """Return an array to fill, which is sent without a copy once it is frozen. Thread-safe."""
         nbytes = np.dtype(dtype).itemsize * prod(shape)
         if self._port is not None and self._wanted in SHARING and nbytes >= LARGE_BYTES:
             try:

@@ -104,17 +104,14 @@ class Arrival(Protocol):
 
 
 class Connection:
-    """One end of a connection between two processes. Used from its event loop.
-
-    `handlers` carry out requests, by key. `pool` provides segments for large frames. `on_lost` is
-    called once with this connection, the reason, and whether to avoid such connections for a while.
-    """
+    """One end of a connection between two processes. Used from its event loop."""
 
     def __init__(
         self,
         line: Line,
-        handlers: Mapping[str, Handler],
-        pool: Pool | None,
+        handlers: Mapping[str, Handler],  # carry out requests, by key
+        pool: Pool | None,  # provides segments for large frames
+        # Called once with the reason, and whether to avoid such connections for a while.
         on_lost: Callable[[Connection, str, bool], None],
     ) -> None:
         self._line = line

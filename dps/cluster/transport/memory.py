@@ -55,14 +55,12 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Mapping:
-    """A mapped segment, which is unmapped with the last reference to this.
-
-    `mmap.mmap` is not used, because it keeps another descriptor for each mapping.
-    """
+    """A mapped segment, which is unmapped with the last reference to this."""
 
     def __init__(self, fd: int, size: int, writable: bool, private: bool = False) -> None:
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        # `mmap.mmap` would keep another descriptor for each mapping.
         address = _libc.mmap(None, size, access, kind, fd, 0)
         if address == _FAILED:
             number = ctypes.get_errno()
@@ -119,11 +117,7 @@ def opened(fd: int, size: int) -> Mapping:
 
 
 class Held:
-    """Keeps a segment from being written to again; all arrays over it refer to this.
-
-    When the last reference is gone, `ended` is called with the segment, and whether it is spoiled:
-    in any thread, between any two instructions.
-    """
+    """Keeps a segment from being written to again; all arrays over it refer to this."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_ended", "mapping", "spoiled")
 
@@ -133,6 +127,7 @@ class Held:
         shape: tuple[int, ...],
         dtype: np.dtype,
         writable: bool,
+        # Called in any thread, between any two instructions, with whether it is spoiled.
         ended: Callable[[Mapping, bool], object],
     ) -> None:
         self.mapping = mapping
@@ -168,11 +163,9 @@ def segment_of(array: np.ndarray) -> Mapping | None:
 
 
 def private(array: np.ndarray) -> np.ndarray:
-    """Return a contiguous array as private memory, which may be written to.
-
-    The pages of its segment are mapped again, and copied when they are written to. If that is
-    impossible, it is a read-only view of the array.
-    """
+    """Return a contiguous array as private memory, which may be written to."""
+    # The pages of its segment are mapped again, and copied when they are written to. If that is
+    # impossible, it is a read-only view of the array.
     held = held_by(array)
     if held is not None and held.mapping.fd >= 0:
         with suppress(OSError):
@@ -187,10 +180,7 @@ def private(array: np.ndarray) -> np.ndarray:
 
 
 class Pool:
-    """Segments of this process, which are reused when they are not in use. Thread-safe.
-
-    Reused memory causes no page faults, here or in other processes that have mapped it.
-    """
+    """Segments of this process, which are reused when they are not in use. Thread-safe."""
 
     def __init__(self) -> None:
         self._failed = False
@@ -247,6 +237,7 @@ class Pool:
         return self._reused(wanted) or self._created(wanted)
 
     def _reused(self, size: int) -> Mapping | None:
+        # Reused memory causes no page faults, here or in other processes that have mapped it.
         given_up = []  # freed when this returns, because it may take long to unmap them
         with self._lock:
             self._requests += 1

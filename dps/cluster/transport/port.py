@@ -74,17 +74,13 @@ class _Impassable(Exception):
 
 
 class Port:
-    """The connections of one process, both ways. Used from its event loop, once it is made.
-
-    `address` returns Dask's address of this process; None: it cannot be called. `calling` and
-    `called` are the cluster's TLS for each role.
-    """
+    """The connections of one process, both ways. Used from its event loop, once it is made."""
 
     def __init__(
         self,
         rpc: ConnectionPool,
-        address: Callable[[], str] | None = None,
-        calling: ssl.SSLContext | None = None,
+        address: Callable[[], str] | None = None,  # Dask's address; None: it cannot be called
+        calling: ssl.SSLContext | None = None,  # the TLS of the cluster for each role
         called: ssl.SSLContext | None = None,
     ) -> None:
         self._rpc = rpc
@@ -224,11 +220,7 @@ class Port:
         return known  # it is not lost
 
     def doubt(self, connection: Connection) -> None:
-        """Test a connection on which a reply is late.
-
-        If nothing arrives on it although the peer answers by Dask, it is closed, and messages use
-        another transport for a while.
-        """
+        """Test a connection on which a reply is late."""
         peer = self._connections.get(connection)
         if peer is not None and connection not in self._tested:
             self._tested.add(connection)
@@ -241,6 +233,7 @@ class Port:
         except OSError:
             return  # the peer does not answer on any connection
         if not connection.lost and not await connection.is_alive(ASK_SECONDS):
+            # Messages use another transport for a while.
             connection.close(f"no message arrived by {kind}", avoid=True)
 
     def _looked(self, key: tuple[str, TransportChoice, bool], looking: asyncio.Task[Way]) -> None:
