@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dps.cluster.backends.base import Act, Cluster
+from dps.cluster.names import SERVING
 from dps.core.names import original, replacement, role_of
 from dps.faults import Among, During, Fault, FaultPlan, InChain, Kill, Seat
 from dps.protocol.messages import Table
@@ -15,14 +16,10 @@ if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
 
 NOT_A_NODE = "scheduler"
-_SERVING = ("server", "replica", "spare")
 
 
 class Targets:
-    """Looks up targets on a cluster with a parameter server. Thread-safe.
-
-    Draws depend on the seed, the number of the fault, and the living nodes.
-    """
+    """Looks up targets on a cluster with a parameter server. Thread-safe."""
 
     def __init__(self, nodes: Cluster, ps: ParameterServer, seed: int) -> None:
         self._nodes = nodes
@@ -111,4 +108,4 @@ def _may_be_hit(fault: Fault, names: Sequence[str]) -> list[str]:
             return [each for each in names if role_of(each) == role]
         case Among(shard=None):
             return list(names)
-    return [each for each in names if role_of(each) in _SERVING]
+    return [each for each in names if role_of(each) in SERVING]
