@@ -376,10 +376,7 @@ class Replica(Closing):
 
 
 class LocalSteps:
-    """The steps that a worker takes with its own `optimizer` between two updates.
-
-    `taken` is how many it has taken since the last one.
-    """
+    """The steps that a worker takes with its own `optimizer` between two updates."""
 
     def __init__(self, trained: Mapping[str, Tensor], inner: Inner) -> None:
         optimizer = inner(list(trained.values())) if callable(inner) else None
@@ -389,7 +386,7 @@ class LocalSteps:
         self.optimizer = optimizer
         self._trained = trained
         self._before: dict[str, Tensor] = {}
-        self.taken = 0
+        self.taken = 0  # since the last update
         self._changed: set[str] = set()
 
     def step(self) -> None:

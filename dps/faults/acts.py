@@ -97,17 +97,14 @@ class Striker:
 
 
 class Acts(Striker):
-    """Carries faults out, and reverts them after their duration. Used by one thread and its timers.
-
-    Kills and pauses are done when `strike` returns. The proof of other faults takes a while, so
-    they begin in separate threads. `took` has the times at which faults took effect.
-    """
+    """Carries faults out, and reverts them afterwards. Used by one thread and its timers."""
 
     def __init__(self, cluster: Cluster, ps: ParameterServer, emit: Sink) -> None:
         super().__init__(cluster, emit)
         self._ps = ps
         self._failures: list[CheckpointFailed] = []
-        self.took: dict[int, float] = {}
+        self.took: dict[int, float] = {}  # the times at which faults took effect
+        # Kills and pauses are done when `strike` returns. The proof of other faults takes a while.
         self._beginning: dict[int, Running] = {}
         self._awaited: dict[str, int] = {}  # nodes that are to join, and for which fault
         self._paused: set[tuple[int, str]] = set()
@@ -143,10 +140,8 @@ class Acts(Striker):
     def strike(
         self, number: int, fault: Fault, names: Sequence[str], updates: int, held: bool = False
     ) -> None:
-        """Carry a fault out on nodes after a number of updates; `held`: `hold` has stopped them.
-
-        An optional fault skips nodes that are down, and an optional pause stopped ones too.
-        """
+        """Carry a fault out on nodes after a number of updates; `held`: `hold` has stopped them."""
+        # An optional fault skips nodes that are down, and an optional pause stopped ones too.
         if fault.when.optional and fault.hits == "node":
             nodes, pauses = self._nodes, isinstance(fault, Pause)
             there = [name for name in names if name in nodes.pids and not nodes.gone(name, 0.0)]

@@ -263,11 +263,7 @@ async def hide(seconds: float, dask_worker: distributed.Worker) -> None:
 
 
 class _Slowdown:
-    """Stops and resumes a process in turns, so that it runs for 1 / `factor` of the time.
-
-    A turn is far shorter than a lease, and than the stop after which a monitor kills a process. The
-    length of a stop follows from the time that the process ran, also on a busy machine.
-    """
+    """Stops and resumes a process in turns, so that it runs for 1 / `factor` of the time."""
 
     proven = True  # `begin` has seen it stopped
 
@@ -307,6 +303,8 @@ class _Slowdown:
         return Seen(evidence, effective)
 
     def _take_turns(self) -> None:
+        # A turn is far shorter than a lease, and than the stop after which a monitor kills. The
+        # length of a stop follows from the time that the process ran, also on a busy machine.
         owed, run = 0.0, max(SHORTEST_RUN, TURN / self._factor)
         running_since = self._now()
         try:

@@ -201,11 +201,9 @@ class Injector:
         return Aim(self._clock.now(), names, self._targets.heads(table))
 
     def _strike_in(self, sight: Sight, number: int, fault: Fault, names: tuple[str, ...]) -> bool:
-        """Strike if the phase lasts.
-
-        Processes to be killed or stopped are held before the phase is checked, so that it still
-        lasts when they are struck.
-        """
+        """Strike if the phase lasts."""
+        # Processes to be killed or stopped are held before the phase is checked, so that it still
+        # lasts when they are struck.
         holds = isinstance(fault, Kill | Pause)
         held = not holds or self._acts.hold(names)
         if not held or sight not in self._sights(sight.phase):
@@ -219,10 +217,7 @@ class Injector:
         return True
 
     def _sights(self, phase: Phase, table: Table | None = None) -> list[Sight]:
-        """Return the checkpoints that living writers are writing, or the shards that are down.
-
-        A routing `table` that is known saves a request.
-        """
+        """Return writes of living writers, or shards that are down; a `table` saves a request."""
         if phase == "recovery":
             down = (view for view in (table or self._ps.table()).views if not view.serving)
             seen = "shard {0.shard}: no node served it in epoch {0.epoch}"
@@ -280,10 +275,7 @@ Audit = Callable[[], Sequence[Description | None]]  # None: the shard is down
 
 
 class Progress:
-    """The number of applied updates, which a separate thread requests from the shards.
-
-    A shard that is down or stopped answers late, and other faults must not wait for it.
-    """
+    """The number of applied updates, which a separate thread requests from the shards."""
 
     def __init__(self, audit: Audit, platform: Platform) -> None:
         self._audit = audit
@@ -296,7 +288,7 @@ class Progress:
         self._running: Running
 
     def begin(self) -> None:
-        """Start the thread."""
+        """Start the thread: a shard that is down answers late, and faults must not wait for it."""
         self._running = self._platform.start(self._ask, "dps-progress")
 
     def end(self) -> None:

@@ -23,20 +23,15 @@ EVALUATOR = "evaluator"
 
 
 class Number(NamedTuple):
-    """One number of the history.
+    """One number of the history."""
 
-    `t` is in seconds since the Unix epoch; `step` is the mean version of the weights over the
-    shards, or -1 without weights; `report` numbers the reports of a worker's incarnation from 1; it
-    is 0 for evaluators.
-    """
-
-    t: float
+    t: float  # seconds since the Unix epoch
     source: str
     incarnation: int
     metric: str
-    step: int
+    step: int  # the mean version of the weights over the shards; -1 without weights
     value: float
-    report: int
+    report: int  # its number in a worker's incarnation, from 1; 0 for evaluators
 
 
 class _Series:
@@ -60,15 +55,11 @@ class _Series:
 
 
 class History:
-    """The history of one training. Thread-safe.
-
-    `frame` takes learning rates from the update `rule`. At most `limit` numbers are kept, in
-    addition to the last one of each series.
-    """
+    """The history of one training. Thread-safe."""
 
     def __init__(self, rule: UpdateRule | None = None, limit: int = LIMIT) -> None:
-        self._rule = rule
-        self._limit = limit
+        self._rule = rule  # for the learning rates in `frame`
+        self._limit = limit  # of numbers, beside the last one of each series
         # By source, incarnation and metric.
         self._series: defaultdict[tuple[str, int, str], _Series] = defaultdict(_Series)
         self._listeners: list[Callable[[Sequence[Number]], None]] = []

@@ -195,10 +195,8 @@ def reason(uri: str, error: Exception) -> str:
 
 
 def check_sqlite(uri: str) -> None:
-    """Raise an `OSError` or `sqlite3.Error` if a database is damaged or cannot be written.
-
-    MLflow would retry for minutes.
-    """
+    """Raise an `OSError` or `sqlite3.Error` if a database is damaged or cannot be written."""
+    # MLflow would retry for minutes.
     path = uri.removeprefix(SQLITE)
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=1)) as connection:
