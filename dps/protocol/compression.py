@@ -219,13 +219,16 @@ class KeyLists:
         if not (digest := cached or _digest_of(section.keys)):
             return section
         with self._lock:
-            keys = self._lists.get(digest)
-            if keys is not None:
-                self._lists.move_to_end(digest)
-            elif not cached:
+            keys = self._found(digest)
+            if keys is None and not cached:
                 # A view would keep the whole payload alive.
                 self._lists[digest] = keys = section.keys.copy()
                 self._nbytes += keys.nbytes
                 while self._nbytes > CACHE_BYTES:
                     self._nbytes -= self._lists.popitem(last=False)[1].nbytes
         return _filled(op, section, keys) if cached else section
+
+    def _found(self, digest: str) -> Array | None:
+        if digest in self._lists:
+            self._lists.move_to_end(digest)
+        return self._lists.get(digest)

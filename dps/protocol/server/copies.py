@@ -59,8 +59,8 @@ class SentCopies:
         if not self._chains or not reader.worker:
             return whole
         name = CopyId(self._holder, next(self._numbers))
-        known = self._sent.get(reader.worker)
-        if known is None or known.id != has:
+        known = self._found(reader.worker, has)
+        if known is None:
             reply, sent = replace(whole, copy=name), _Sent(name, whole.values, 0, ())
         else:
             work = partial(self._changes, known, whole, name, reader)
@@ -71,6 +71,10 @@ class SentCopies:
     def forget(self, worker: str) -> None:
         """Keep nothing for a worker that has left."""
         self._sent.pop(worker, None)
+
+    def _found(self, worker: str, has: CopyId | None) -> _Sent | None:
+        known = self._sent.get(worker)
+        return known if known is not None and known.id == has else None
 
     def _keep(self, worker: str, sent: _Sent) -> None:
         self._sent[worker] = sent
