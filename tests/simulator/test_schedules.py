@@ -100,6 +100,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         # what that had cost.
         "worker cache:5500110022000034:0,1,2,3,4,6:calm",
         "worker cache + functions:66000015",
+        # A shard is restored to a state before another process took a name, and applies updates of
+        # the first one.
+        "worker cache + functions:20261353000011:0,1,2,4,6,7,8,9,10,11:wide:watched:calm",
         # The machine of a group that has ended is up again; another group has its nodes by now.
         "checkpoint:5500110022000065:0,1:wide",
         # Who stood still beyond its lease commits what nobody is told of.

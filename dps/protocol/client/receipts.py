@@ -83,7 +83,8 @@ class Receipts:
             there = last.applied.get(account.name, 0)
             self._kept[account] = None
             left = min(account.count, there)
-            self._counts[at] = replace(account, epoch=last.epoch, count=left)
+            # Nothing is acknowledged in this epoch yet, so that earlier incarnations may be.
+            self._counts[at] = replace(account, epoch=last.epoch, count=left, incarnation=0)
             if account.count > there:
                 known = self._losses.get((account.shard, last.epoch))
                 workers = {**(known.workers if known else {}), account.name: account.count - there}

@@ -26,8 +26,9 @@ KEPT = 100  # failovers
 
 
 # Names and incarnations whose last acknowledgements are unknown. Two incarnations may be different
-# processes, and one does not speak for the other.
-_Unknown = set[tuple[str, int]]
+# processes, and one does not speak for the other. The value is the shard's epoch from which an
+# acknowledgement to a later incarnation shows that this one has no more.
+_Unknown = dict[tuple[str, int], int]
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class _Book:
     """One shard's restorations; `acked` is since the last one, `unknown` is as of the last one."""
 
     acked: dict[str, int] = field(default_factory=dict)
-    unknown: _Unknown = field(default_factory=set)
+    unknown: _Unknown = field(default_factory=dict)
     inquiries: list[Inquiry] = field(default_factory=list)
 
     def after(self, epoch: int) -> list[Inquiry]:
@@ -59,9 +60,9 @@ class _Book:
         acked = since[0].acked if since else self.acked
         acked[name] = max(account.count, acked.get(name, 0))
         for unknown in (self.unknown, *(inquiry.unknown for inquiry in since)):
-            unknown -= {
-                (worker, n) for worker, n in unknown if worker == name and n < account.incarnation
-            }
+            for (worker, n), epoch in list(unknown.items()):
+                if worker == name and n < account.incarnation and epoch <= account.epoch:
+                    del unknown[worker, n]
         return since
 
     def acked_before(self, inquiry: Inquiry) -> dict[str, int]:
@@ -97,6 +98,7 @@ class Losses:
         self._coordinator = coordinator
         self._calls = bool(coordinator.group.functions)
         self._books = [_Book() for _ in coordinator.group.layout.shards]
+        self._displaced = set[tuple[str, int]]()
 
     @property
     def reported(self) -> tuple[Loss, ...]:
@@ -134,15 +136,21 @@ class Losses:
             certain=certain,
             cause=cause,
         )
-        unknown = set(book.unknown)
+        unknown = dict(book.unknown)
         for worker, incarnation in self._coordinator.workers.active.items():
-            unknown |= self._named(worker, [incarnation])
+            unknown |= dict.fromkeys(self._named(worker, [incarnation]), 0)
         inquiry = Inquiry(restoration, self._coordinator.version, book.acked, unknown)
         book.inquiries.append(inquiry)
         # An unknown acknowledgement is lost if everything that is known of its name is lost.
         before = book.acked_before(inquiry)
         book.acked = {}
-        book.unknown = {(w, n) for w, n in book.unknown if there.get(w, 0) > before.get(w, 0)}
+        book.unknown = {
+            (name, n): epoch
+            for (name, n), epoch in book.unknown.items()
+            if there.get(name, 0) > before.get(name, 0)
+        }
+        # The state may be older than their successors.
+        book.unknown |= dict.fromkeys(self._displaced, view.epoch)
         self._settle([inquiry])
         return inquiry
 
@@ -154,18 +162,25 @@ class Losses:
         own = self._named(worker, {incarnation, *statement.incarnations})
         for book in self._books:
             for inquiry in book.inquiries:
-                if inquiry.unknown & own and (final or statement.known > inquiry.after):
-                    inquiry.unknown -= own
+                known = inquiry.unknown.keys() & own
+                if known and (final or statement.known > inquiry.after):
+                    for each in known:
+                        del inquiry.unknown[each]
                     touched.append(inquiry)
         await self._publish(touched)
 
-    async def left(self, worker: str, incarnation: int) -> None:
-        """Note that a worker was lost, or another took its name: it reports no more updates."""
+    async def left(self, worker: str, incarnation: int, *, displaced: bool = False) -> None:
+        """Note that a worker was lost, or `displaced` by another process of its name.
+
+        It may report no more updates. Those of a displaced worker may still be applied.
+        """
         unknown = self._named(worker, [incarnation])
+        if displaced:
+            self._displaced |= unknown
         for book in self._books:
-            book.unknown |= unknown
+            book.unknown |= dict.fromkeys(unknown, 0)
         every = (inquiry for book in self._books for inquiry in book.inquiries)
-        await self._publish([inquiry for inquiry in every if inquiry.unknown & unknown])
+        await self._publish([inquiry for inquiry in every if inquiry.unknown.keys() & unknown])
 
     async def has(self, view: View, incarnation: int, counts: Mapping[str, int]) -> None:
         """Note how many updates of a lost worker a shard has: it got no ack for later ones."""
@@ -176,12 +191,12 @@ class Losses:
     def _enter(self, accounts: Iterable[Account]) -> list[Inquiry]:
         return [i for account in accounts for i in self._books[account.shard].enter(account)]
 
-    def _named(self, worker: str, incarnations: Collection[int]) -> _Unknown:
+    def _named(self, worker: str, incarnations: Collection[int]) -> set[tuple[str, int]]:
         names = names_of(worker) if self._calls else (worker,)
         return {(name, incarnation) for name in names for incarnation in incarnations}
 
     def _is_open(self, inquiry: Inquiry) -> bool:
-        return not inquiry.unknown.isdisjoint(self._coordinator.workers.active.items())
+        return not inquiry.unknown.keys().isdisjoint(self._coordinator.workers.active.items())
 
     async def _publish(self, inquiries: Iterable[Inquiry]) -> None:
         known = self._settle(inquiries)

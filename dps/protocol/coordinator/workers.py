@@ -99,7 +99,7 @@ class Workers:
         now = self._coordinator.clock.now()
         self._coordinator.emit(WorkerJoined(now, m.worker, incarnation, m.node))
         if before is not None and before.active:  # another process has taken the name
-            await self._coordinator.losses.left(m.worker, before.incarnation)
+            await self._coordinator.losses.left(m.worker, before.incarnation, displaced=True)
             self._coordinator.data.left(m.worker, before.incarnation)
         return msg.Entered(incarnation)
 
