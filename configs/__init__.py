@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def packaged_names() -> list[str]:
-    """Return the names of the configurations, such as `demo`; in a clone also `studies/frontier`."""
+    """Return the names of the configurations; in a clone, also those such as `studies/frontier`."""
     root = Path(str(files("flows.configs")))
     return sorted(
         path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")
