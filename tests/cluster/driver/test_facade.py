@@ -320,7 +320,9 @@ def test_choices_that_cannot_work_are_refused_at_once(
 
 
 def test_too_few_nodes_are_counted(plain: Client) -> None:
-    with pytest.raises(CapacityError, match=r"4 for servers, 1 for workers; there are 4 nodes"):
+    with pytest.raises(
+        CapacityError, match=r"4 nodes .* expected at least 4 for servers, 1 for workers"
+    ):
         patient_server(plain, params(), recovery=Recovery(Chain(replicas=4)))
 
 

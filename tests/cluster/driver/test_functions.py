@@ -82,7 +82,7 @@ def test_a_failure_goes_to_the_caller_and_the_shards_go_on(client: Client) -> No
     with ParameterServer(
         client, {"w": START}, shards=2, optimizer=SGD(1.0), functions=FUNCTIONS, consistency=BSP()
     ) as ps:
-        with pytest.raises(ConfigurationError, match="registered are: squares, largest"):
+        with pytest.raises(ConfigurationError, match="registered: squares, largest"):
             ps.apply("median")
         (text,) = results(ps.run(train))
         assert "ZeroDivisionError" in text

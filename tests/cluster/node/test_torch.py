@@ -314,8 +314,8 @@ def elsewhere() -> Any:
 def test_a_module_that_does_not_fit_is_refused(plain: Client) -> None:
     with ParameterServer(plain, dps.torch.parameters(module())) as ps:
         for make, text in (
-            (partial(module, dtype="float64"), r"'0.weight', float64\[6, 6\], and .* float32\[6"),
-            (partial(module, norm=True), r"'1.weight', float32\[6\], and .* nothing of this name"),
+            (partial(module, dtype="float64"), r"'0.weight', float64\[6, 6\], but .* float32\[6"),
+            (partial(module, norm=True), r"'1.weight', float32\[6\], but .* nothing of this name"),
             (elsewhere, "on the devices meta, expected the CPU"),
         ):
             with pytest.raises(ConfigurationError, match=text):

@@ -112,7 +112,7 @@ def test_more_than_the_deployment_has_is_refused_and_not_waited_for(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(existing, "JOIN_SECONDS", 0.0)
-    with pytest.raises(CapacityError, match="needed are 6"):
+    with pytest.raises(CapacityError, match="expected 6"):
         ExistingCluster(address, nodes(5, workers=1), patience=SECONDS)
 
 
