@@ -100,7 +100,8 @@ def new(
         typer.Option(help=f"Strategy to compare, repeatable: {', '.join(get_args(Recovery))}."),
     ] = ["none", "checkpoint", "chain"],  # noqa: B006
     fault: Annotated[FaultKind, typer.Option(help="Fault that hits a server.")] = "kill",
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds.")] = 5,
+    # A claim about counts, such as lost updates, takes at least 8 seeds.
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds.")] = 8,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; default: NAME.yaml.")
     ] = None,
@@ -153,7 +154,7 @@ def written(
     name: str,
     recovery: Sequence[str] = ("none", "checkpoint", "chain"),
     fault: str = "kill",
-    seeds: int = 5,
+    seeds: int = 8,
     data: DataFile | None = None,
 ) -> str:
     """Return the configuration, with a comment on every choice."""
