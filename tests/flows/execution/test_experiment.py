@@ -133,8 +133,7 @@ def test_runs_tracks_and_reports_every_trial_once(
     found = effects[NAMES[1]].values["effect_time_mean"]
     assert isinstance(found, float)
     metrics = logged(tmp_path, NAMES[1])
-    name = next(name for name in metrics if name.endswith("effect_time_mean"))
-    assert metrics[name] == pytest.approx(100 * found), "in points"
+    assert metrics["accuracy/effect"] == pytest.approx(100 * found), "in points"
 
     second = ToyRunner()
     again, text = go(experiment, tmp_path, second)
