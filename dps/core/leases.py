@@ -7,7 +7,7 @@ batch that is computed again after a failure changes only the shards that lack i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -39,7 +39,6 @@ class Applied(NamedTuple):
 
 
 BatchRecord = dict[str, Applied]  # by `key_of` an epoch
-Order = Callable[[int, int], np.ndarray | None]  # of an epoch and a partition
 NONE = Applied()
 LEASE = 8  # batches that a worker takes at a time, by default
 
@@ -84,7 +83,7 @@ class Division(Checked):
     >>> division = Division(examples=10, batch_size=4, lease=2, epochs=1, shuffle=None)
     >>> division.batches
     3
-    >>> division.indices(0, 2)
+    >>> division.order(epoch=0).indices(2)
     (0, array([8, 9]))
     """
 
@@ -98,7 +97,8 @@ class Division(Checked):
     @property
     def batches(self) -> int:
         """The number of batches in an epoch."""
-        return sum(-(-size // self.batch_size) for size in self._sizes)
+        sizes = self.partitions or (self.examples,)
+        return sum(-(-size // self.batch_size) for size in sizes)
 
     @property
     def title(self) -> str:
@@ -111,33 +111,45 @@ class Division(Checked):
         epochs = (record.get(key_of(name, epoch), NONE) for epoch in range(self.epochs))
         return all(applied.below >= self.batches for applied in epochs)
 
-    def order(self, epoch: int, partition: int = 0) -> np.ndarray | None:
-        """Return the indices of a partition's examples in the order of an epoch; None: in order."""
-        if self.shuffle is None:
-            return None
-        random = np.random.default_rng((self.shuffle, epoch, partition))
-        return random.permutation(self._sizes[partition])
+    def order(self, epoch: int) -> Order:
+        """Return the order of an epoch."""
+        return Order(self.partitions or (self.examples,), self.batch_size, self.shuffle, epoch)
 
-    def indices(self, epoch: int, batch: int, order: Order | None = None) -> tuple[int, np.ndarray]:
-        """Return the partition of a batch, and the indices of its examples there, int64.
 
-        `order` is the method of this name, or a cache of it.
-        """
-        numbers = np.arange(len(self._sizes))
-        if self.shuffle is not None and self.partitions:
-            numbers = np.random.default_rng((self.shuffle, epoch)).permutation(numbers)
-        for partition in numbers.tolist():
-            size, begin = self._sizes[partition], batch * self.batch_size
-            if begin < size:
-                break
-            batch -= -(-size // self.batch_size)
-        end = min(begin + self.batch_size, size)
-        ordered = (order or self.order)(epoch, partition)
-        return partition, np.arange(begin, end) if ordered is None else ordered[begin:end]
+class Order:
+    """The order of the examples in an epoch: that of the partitions, and that of each one's rows.
 
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        return self.partitions or (self.examples,)
+    Examples
+    --------
+    >>> Order((3, 2), batch_size=2, shuffle=None, epoch=0).indices(2)
+    (1, array([0, 1]))
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], batch_size: int, shuffle: int | None, epoch: int
+    ) -> None:
+        self._sizes, self._batch_size = sizes, batch_size
+        self._seed = None if shuffle is None else (shuffle, epoch)
+        self._partitions = self._permuted(len(sizes))
+        self._ends = np.cumsum([-(-sizes[each] // batch_size) for each in self._partitions])
+        self._rows: tuple[int, np.ndarray] | None = None  # of the partition that was used last
+
+    def indices(self, batch: int) -> tuple[int, np.ndarray]:
+        """Return the partition of a batch, and the indices of its examples there, int64."""
+        place = int(np.searchsorted(self._ends, batch, side="right"))
+        partition, before = int(self._partitions[place]), self._ends[place - 1] if place else 0
+        size, begin = self._sizes[partition], int(batch - before) * self._batch_size
+        end = min(begin + self._batch_size, size)
+        if self._seed is None:
+            return partition, np.arange(begin, end)
+        if self._rows is None or self._rows[0] != partition:
+            self._rows = partition, self._permuted(size, partition)
+        return partition, self._rows[1][begin:end]
+
+    def _permuted(self, count: int, *seed: int) -> np.ndarray:
+        if self._seed is None:
+            return np.arange(count)
+        return np.random.default_rng((*self._seed, *seed)).permutation(count)
 
 
 def has(record: BatchRecord, batch: Batch) -> bool:

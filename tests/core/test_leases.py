@@ -47,7 +47,7 @@ def test_the_batches_of_an_epoch_are_the_examples_once(
     parts = () if isinstance(data, int) else tuple(data)
     division = Division(sum(sizes), size, epochs=epochs, shuffle=seed, partitions=parts)
     for epoch in range(epochs):
-        batches = [division.indices(epoch, batch) for batch in range(division.batches)]
+        batches = [*map(division.order(epoch).indices, range(division.batches))]
         found = [(part, row) for part, rows in batches for row in rows.tolist()]
         assert sorted(found) == [(part, row) for part, n in enumerate(sizes) for row in range(n)]
         smaller = [part for part, rows in batches if len(rows) < size]
@@ -58,7 +58,7 @@ def test_the_batches_of_an_epoch_are_the_examples_once(
 
 def test_each_epoch_has_another_order_which_depends_on_the_seed() -> None:
     def order(division: Division, epoch: int) -> list[tuple[int, int]]:
-        batches = (division.indices(epoch, batch) for batch in range(division.batches))
+        batches = map(division.order(epoch).indices, range(division.batches))
         return [(part, row) for part, rows in batches for row in rows.tolist()]
 
     for parts in ((), (25, 25)):

@@ -507,7 +507,7 @@ class CountingWorker:
                 continue
             await asyncio.sleep(random.uniform(0, think))
             lease, batch, taken_as = left.popleft()
-            at = int(division.indices(lease.epoch, batch.number)[1][0])
+            at = int(division.order(lease.epoch).indices(batch.number)[1][0])
             cell = lease.epoch * division.examples + at
             if cell in self._last:
                 await over.wait()

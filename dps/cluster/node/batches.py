@@ -127,7 +127,7 @@ class Batches:
         # Leases, and once all their batches were begun, the requests under way then.
         self._held: dict[int, list[Future[Any]]] = {}
         self._open: Batch | None = None  # was begun, and is to be pushed
-        # Leases of two epochs, or partitions, may alternate.
+        # Leases of two epochs may alternate.
         self._order = lru_cache(maxsize=2)(self.division.order)
 
     def __iter__(self) -> Iterator[Any]:
@@ -196,7 +196,7 @@ class Batches:
 
     def _place(self, leased: _Leased) -> tuple[int, Indices]:
         """Return the partition of a batch, and its examples there."""
-        return self.division.indices(leased.epoch, leased.batch.number, self._order)
+        return self._order(leased.epoch).indices(leased.batch.number)
 
     def _take(self, waits: bool) -> Leased:
         """Take a lease; `waits`: wait some time for batches that others may return."""
