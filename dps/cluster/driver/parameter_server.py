@@ -315,7 +315,7 @@ class ParameterServer:
         self._require_open()
         division, training, router = None, self._driver.training, self._driver.router
         if batch_size is not None:
-            division = training.divide(data, batch_size, lease, epochs, shuffle)
+            division = training.divide(train, workers, data, batch_size, lease, epochs, shuffle)
         elif (epochs, shuffle, lease) != (1, None, LEASE):
             raise ConfigurationError(
                 "epochs, shuffle and lease are for leased data; give batch_size"

@@ -147,13 +147,10 @@ def shares_of(
 def is_collection(data: Any) -> bool:
     """Whether data is a Dask collection, a list of futures, or a tuple of these."""
     from dask import is_dask_collection
-    from distributed import Future
 
     if isinstance(data, tuple):
         return any(map(is_collection, data))
-    return is_dask_collection(data) or (
-        isinstance(data, list) and any(isinstance(each, Future) for each in data[:1])
-    )
+    return is_dask_collection(data) or _are_futures(data)
 
 
 def partitions_of(
@@ -215,7 +212,6 @@ def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
     from dask import delayed
     from dask._task_spec import Task, TaskRef
     from dask.base import tokenize
-    from distributed import Future
 
     if isinstance(data, tuple):
         graphs, columns = zip(*map(_partitions, data), strict=True) if data else ((), ())
@@ -229,7 +225,7 @@ def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
         rows = {(name, i): row for i, row in enumerate(zip(*columns, strict=True))}
         graph = {key: Task(key, _together, *map(TaskRef, row)) for key, row in rows.items()}
         return {key: task for each in (*graphs, graph) for key, task in each.items()}, list(rows)
-    if isinstance(data, list) and data and all(isinstance(each, Future) for each in data):
+    if _are_futures(data):
         parts = [delayed(each) for each in data]
     elif hasattr(data, "numblocks") and any(blocks > 1 for blocks in data.numblocks[1:]):
         raise ConfigurationError(
@@ -247,6 +243,12 @@ def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
     unique = {id(part.dask): part.dask for part in parts}  # usually all parts share one graph
     graph = {key: task for each in unique.values() for key, task in each.items()}
     return graph, [part.key for part in parts]
+
+
+def _are_futures(data: Any) -> bool:
+    from distributed import Future
+
+    return isinstance(data, list) and bool(data) and all(isinstance(e, Future) for e in data)
 
 
 def _together(*parts: Any) -> tuple[Any, ...]:

@@ -189,7 +189,9 @@ class Training:
             leases = self._leases(leases.run, self._sent[0], leases.division, nodes)
         return self._start(train, [leases])[0]
 
-    def divide(self, data: Any, *settings: Any) -> Division:
+    def divide(
+        self, train: Callable[..., Any], workers: object, data: Any, *settings: Any
+    ) -> Division:
         """Divide data into batches; the partitions of a collection are computed first."""
         division = Division(1, *settings)
         if not is_collection(data):
@@ -198,7 +200,10 @@ class Training:
             raise ConfigurationError(
                 "data is a Dask collection, whose batches need a client that is not asynchronous"
             )
-        sizes = tuple(sizes_of(self._client, self._sent_for(data, self._hosts.for_workers)))
+        # Before the partitions are computed, which may take long.
+        count = 0 if workers == "all" else integer_argument("workers", workers, 1, "workers")
+        nodes = self._check(train, ["batches"], count)
+        sizes = tuple(sizes_of(self._client, self._sent_for(data, nodes)))
         return replace(division, examples=sum(sizes), partitions=sizes)
 
     def _leases(self, run: str, data: Any, division: Division, nodes: Sequence[Node]) -> Leases:

@@ -15,6 +15,8 @@ import dask.bag as db
 import dask.dataframe as dd
 import numpy as np
 import pytest
+from dask import delayed
+from distributed import Client
 
 from dps import (
     ASP,
@@ -423,6 +425,14 @@ def test_batches_of_a_collection_have_rows_of_one_partition(form: str) -> None:
             data = {"array": array, "bag": bag, "frame": frame, "pair": (array, array + 1)}[form]
         assert sum(future.result(SECONDS) for future in run(ps, rows, 2, data=data)) == 11 * EPOCHS
         assert_each_once(ps)
+
+
+@pytest.mark.cluster
+def test_a_wrong_function_is_refused_before_a_collection_is_computed(plain: Client) -> None:
+    data = delayed(pytest.fail)("was computed")
+    parts = da.from_delayed(data, (EXAMPLES,), int)
+    with server(plain) as ps, pytest.raises(ConfigurationError, match="does not accept the call"):
+        ps.run(lambda worker: None, data=parts, batch_size=10)
 
 
 @pytest.mark.cluster
