@@ -34,7 +34,7 @@ def test_the_page_opens_without_an_error_and_fits(
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     sizes = browser.execute_script(PICTURES)
-    assert len(sizes) > 4
+    assert len(sizes) == 5
     assert all(min(size["width"], size["height"]) > 100 for size in sizes)
     assert all(size["texts"] > 3 for size in sizes)
 
