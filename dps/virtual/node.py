@@ -56,7 +56,7 @@ class Shared:
 class VirtualPlatform(Platform):
     """The platform of one process on virtual time. Not thread-safe: there is one thread."""
 
-    kills = (GreenletExit,)
+    kills = (GreenletExit, KeyboardInterrupt)  # Ctrl-C arrives in any part of the only thread
     started = 0.0  # no two virtual processes have the same number
     pid = 0
     host = ""

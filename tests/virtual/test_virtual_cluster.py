@@ -490,3 +490,15 @@ def test_what_is_kept_outside_has_another_name_in_every_run() -> None:
         (name,) = set(names)  # the same for all shards of a group
         runs.append(name)
     assert runs[0] != runs[1]
+
+
+def test_an_interruption_while_a_worker_computes_reaches_the_program() -> None:
+    def interrupted(worker: Worker) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        VirtualCluster() as cluster,
+        ParameterServer(cluster, {"w": np.zeros(2)}) as ps,
+    ):
+        ps.run(interrupted)[0].result()
