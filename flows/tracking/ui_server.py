@@ -88,7 +88,9 @@ def ui_command(
             ) from error
     serve = ["--app-name", "dps", "--host", HOST, "--port", str(port), "--workers", "1"]
     command = [sys.executable, "-m", "mlflow", "server", *serve]
-    return command, {"MLFLOW_BACKEND_STORE_URI": uri, TOKEN: token}
+    # MLflow prints a line about the registry's store if it is not given.
+    stores = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_REGISTRY_STORE_URI": uri}
+    return command, {**stores, TOKEN: token}
 
 
 @contextmanager

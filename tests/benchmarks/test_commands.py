@@ -33,7 +33,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 )
 def test_the_document_has_the_keys_of_the_page(words: tuple[str, str]) -> None:
     _, _, after = PAGE.read_text("utf-8").partition(f"## {words[0]}\n")
-    documented = set(re.findall(r"^\| `(\w+)` \|", after.partition("\n##")[0], re.MULTILINE))
+    documented = set(re.findall(r"^- `(\w+)`: ", after.partition("\n##")[0], re.MULTILINE))
     assert documented
     done = run(*words, "--json")
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ from dps.cluster.platform import platform_of
 from dps.core.arguments import check_function
 from dps.core.functions import most
 from dps.core.leases import Division, examples_of
-from dps.core.ranges import brief, integer_argument, shown
+from dps.core.ranges import brief, integer_argument, listed, shown
 from dps.errors import CapacityError, ConfigurationError, TrainingStopped
 from dps.observe.history import EVALUATOR, History
 from dps.observe.views import (
@@ -245,8 +245,8 @@ class Training:
     def of_name(self, worker: object) -> Started:
         """Return a worker that was started; raises `ConfigurationError` if none has this name."""
         if not isinstance(worker, str) or worker not in self.started:
-            there = ", ".join(self.started) or "none"
-            raise ConfigurationError(f"no worker is named {shown(worker)}; expected one of {there}")
+            there = f"there are {listed(self.started)}" if self.started else "none was started"
+            raise ConfigurationError(f"no worker is named {shown(worker)}; {there}")
         return self.started[worker]
 
     def pending(self, names: Sequence[str]) -> list[Any]:

@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused(cluster: LocalCluster) -> None:
             ps.scale(servers=5)
         with pytest.raises(ConfigurationError, match="no node 'worker-0' holds"):
             ps.drain("worker-0")
-        with pytest.raises(ConfigurationError, match="no worker 'worker-0'; started were: none"):
+        with pytest.raises(ConfigurationError, match="named 'worker-0'; none was started"):
             ps.remove_worker("worker-0")
         cluster.start(NodeSpec("server-4", "server"))
         eventually(lambda: any(node.name == "server-4" for node in ps.nodes), SECONDS)

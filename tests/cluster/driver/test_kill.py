@@ -273,7 +273,7 @@ def test_a_lost_worker_starts_again_as_another_incarnation(tmp_path: Path) -> No
         lost = eventually(lambda: [f for f in run.futures if f.status == "error"], SECONDS)
         (survivor,) = (future for future in run.futures if future not in lost)
         (left,) = eventually(lambda: run.events.of(WorkerLeft), SECONDS)
-        with pytest.raises(ConfigurationError, match="no node 'worker-9' for workers"):
+        with pytest.raises(ConfigurationError, match="no node for workers is named 'worker-9'"):
             run.ps.run_again(partial(count_until, str(run.flag)), left.worker, "worker-9")
         run.cluster.start(NodeSpec("worker-9", "worker"))
         eventually(lambda: "worker-9" in {node.name for node in run.ps.nodes}, SECONDS)

@@ -172,7 +172,9 @@ def ui(finished: Path) -> Iterator[tuple[psutil.Process, str]]:
     ) as process:
         try:
             assert process.stdout
-            (address,) = re.findall(r"http://\S+", process.stdout.readline())
+            starting, served = process.stdout.readline(), process.stdout.readline()
+            assert "Ctrl-C ends it" in starting
+            (address,) = re.findall(r"http://\S+", served)
             eventually(lambda: ("127.0.0.1", port) in serving(family(process.pid)), UI_SECONDS)
             yield psutil.Process(process.pid), address
         finally:

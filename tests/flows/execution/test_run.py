@@ -83,7 +83,7 @@ def test_interrupted_and_run_again(tmp_path: Path, parallel: int) -> None:
         _, errors = process.communicate()
     assert process.returncode == 130, errors
     again = shlex.join(["dps", "run", "small.yaml", *options])
-    assert errors.splitlines()[-1].endswith(f"are missing: {again}")
+    assert errors.splitlines()[-1].endswith(f"To run the missing trials: {again}")
     assert "Traceback" not in errors
     # The fork servers end by themselves, just after the drivers that they served.
     eventually(lambda: not alive_in_session(process.pid), 5)

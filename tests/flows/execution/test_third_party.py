@@ -69,7 +69,8 @@ def test_kinds_of_another_maker_run_from_yaml_to_the_report(tmp_path: Path, acme
 
     client = MlflowClient(default_uri(tmp_path))
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
-    (kept,) = client.search_runs(ids, "params.`optimizer.kind` = 'acme_sign'")
+    query = "params.`optimizer.kind` = 'acme_sign' AND tags.`dps.kind` = 'trial'"
+    (kept,) = client.search_runs(ids, query)
     assert kept.data.params["faults.0.block"] == "0.01"
 
     # What is beside the checkpoints names classes, of which another process finds the packages.
