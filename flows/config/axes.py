@@ -47,8 +47,10 @@ def seeds_of(seeds: Any) -> Any:
         first, last = 0, seeds - 1
     elif isinstance(seeds, str):
         ends = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", seeds)
-        if ends is None or int(ends[1]) > int(ends[2]):
+        if ends is None:
             refuse(f"expected a count, a list or a range such as 100-139; got {quoted(seeds)}")
+        if int(ends[1]) > int(ends[2]):
+            refuse(f"a range ends with its largest seed; expected {ends[2]}-{ends[1]}")
         first, last = int(ends[1]), int(ends[2])
     else:
         return seeds

@@ -75,13 +75,18 @@ class ClaimSection(Section):
     @classmethod
     def _share(cls, data: Any) -> Any:
         written = data.get("smallest") if isinstance(data, dict) else None
-        if not isinstance(written, str) or not written.endswith("%"):
+        if not isinstance(written, str):
             return data
         try:
-            share = float(written[:-1]) / 100
+            number = float(written.removesuffix("%"))
         except ValueError:
-            refuse(f"expected a number, or a share such as 25%; got {quoted(written)}", "smallest")
-        return {**data, "smallest": share, "relative": True}
+            refuse(
+                "expected a number in the unit of the metric (0.01 is 1 point of accuracy), or a "
+                f"share such as 25%; got {quoted(written)}",
+                "smallest",
+            )
+        relative = written.endswith("%")
+        return {**data, "smallest": number / 100 if relative else number, "relative": relative}
 
     @model_validator(mode="after")
     def _share_of_something(self) -> ClaimSection:
@@ -190,7 +195,7 @@ def _whole(claim: ClaimSection, experiment: ExperimentConfig, key: str) -> Claim
     elif isinstance(claim.against, dict):
         check_labels(claim.against, others, f"{key}.against")
     else:
-        check_known(claim.against, [*strategies, NONE_GIVEN], "strategy", f"{key}.against")
+        check_known(claim.against, strategies, "strategy", f"{key}.against")
     if len(whole.sides) > 1 and whole.sides[0] == whole.sides[1]:
         refuse("compares the strategy with itself; expected another one", key=f"{key}.against")
     for name, condition in whole.sides:

@@ -33,7 +33,7 @@ def statement(claim: ClaimSection, score: Score = ACCURACY) -> str:
     subject = f"{score.of(claim.column).label} of {claim.strategy}{under}"
     if claim.direction == "equivalent":
         return f"{subject}: within {smallest(claim, score)} of {other}"
-    return f"{subject}: {claim.direction} than {other} by {smallest(claim, score)} or more"
+    return f"{subject}: {claim.direction} than {other} (of interest from {smallest(claim, score)})"
 
 
 def smallest(claim: ClaimSection, score: Score = ACCURACY) -> str:

@@ -129,9 +129,9 @@ def unquiet(outcomes: Sequence[Outcome]) -> str:
     if spread is not None and spread > MAX_SPREAD:
         reasons.append(f"the pace of trials without faults varied by {spread:.0%} between seeds")
     if busy := [each.row() for each in real if each.overloaded]:
-        most = max(_numbers(busy, "load_average"), default=0.0)
-        among = f"{len(busy)} of {len(real)} trials"
-        reasons.append(f"the load average was up to {most:.0f} in {among}")
+        loads = _numbers(busy, "load_average")  # not known of resumed trials
+        most = f", at a load average of up to {max(loads):.0f}" if loads else ""
+        reasons.append(f"{len(busy)} of {len(real)} trials wanted more cores than there are{most}")
     if not reasons:
         return ""
     return (

@@ -276,7 +276,10 @@ def _run_scheduler(scratch: str, dashboard: bool, host: str, security: Security,
 
 def _run_node(leader: int, address: str, node: NodeSpec, scratch: str, security: Security) -> None:
     """Run a node in the process group of the scheduler."""
-    os.setpgid(0, leader)
+    try:
+        os.setpgid(0, leader)
+    except (ProcessLookupError, PermissionError):
+        return  # Ctrl-C has ended the scheduler
 
     async def run() -> None:
         dask.config.set(dashboard_settings(security, "worker"))

@@ -225,7 +225,7 @@ def test_whole_sections_are_set_before_keys_in_them(config: Path) -> None:
         (["claims=[{}]"], "claims.0.direction: is missing; add it"),
         (["experiment=a/b"], "experiment: expected a name of letters"),
         (["seeds=[]"], "seeds: expected at least 1 item"),
-        (["seeds=9-1"], "seeds: expected a count, a list or a range such as 100-139"),
+        (["seeds=9-1"], "seeds: a range ends with its largest seed; expected 1-9"),
         (["axes={recovery: chain}"], "axes.recovery: expected a list of values"),
         (["order_seed=-1"], "order_seed: expected greater than or equal to 0"),
         (
