@@ -170,8 +170,11 @@ class Training:
                         future.result()
             while (left := [f for f in futures if not f.done()]) and self.stops == stops:
                 if hasattr(client, "processing"):
-                    # Lost workers that Dask starts again may wait for a node.
+                    # Lost workers that Dask starts again may wait for a node. Those that have just
+                    # ended do not; the client may learn it later than the scheduler.
                     begun = processing(client, self._hosts.for_workers)
+                    ended = client.who_has(left)
+                    begun |= {key for key, holders in ended.items() if holders}
                     client.cancel([future for future in left if future.key not in begun])
                 platform.sleep(POLL_SECONDS)
         finally:

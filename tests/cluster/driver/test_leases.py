@@ -34,7 +34,8 @@ from dps import (
 )
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone
-from dps.cluster.names import NodeSpec
+from dps.cluster.driver.runs import processing
+from dps.cluster.names import Node, NodeSpec
 from dps.cluster.node.batches import Batches
 from dps.core.leases import Applied
 from dps.errors import ConfigurationError, TrainingStopped
@@ -454,3 +455,23 @@ def test_a_run_on_all_nodes_follows_those_that_join_and_are_lost(is_collection: 
             cluster.start(NodeSpec(f"worker-{number + 1}", "worker"))
         assert [future.status for future in running.result(SECONDS)] == ["finished"]
         assert_each_once(ps, MANY)
+
+
+def count_and_rest(worker: Worker, batches: Batches) -> int:
+    done = count(worker, batches)
+    worker.sleep(0.3)
+    return done
+
+
+@pytest.mark.cluster
+def test_a_worker_that_ends_while_dask_is_asked_for_it_is_not_cancelled(
+    plain: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(client: Client, nodes: Sequence[Node]) -> set[str]:
+        eventually(lambda: not any(client.processing().values()), SECONDS)
+        return processing(client, nodes)
+
+    monkeypatch.setattr("dps.cluster.driver.training.processing", late)
+    with server(plain) as ps:
+        futures = run(ps, count_and_rest, workers="all", epochs=1)
+        assert sum(future.result(SECONDS) for future in futures) == 11
