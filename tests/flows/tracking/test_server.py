@@ -35,7 +35,7 @@ def test_the_password_of_a_store_is_on_no_command_line(tmp_path: Path) -> None:
     command, environment = ui_command(tmp_path, store, free_port(), TOKEN)
     assert "pa55word" not in " ".join(command)
     assert TOKEN not in " ".join(command)
-    assert environment == {"MLFLOW_BACKEND_STORE_URI": store, "MLFLOW_TRACKING_TOKEN": TOKEN}
+    assert set(environment.values()) == {store, TOKEN}
     with pytest.raises(ConfigurationError, match=r"open http://\*\*\*@tracking.example in a"):
         ui_command(tmp_path, "http://ann:pa55word@tracking.example", free_port(), TOKEN)
 
