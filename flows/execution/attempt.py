@@ -108,7 +108,8 @@ def resumable(trial: Trial, folder: Path, notify: Notify) -> str | None:
     """Return the checkpoints from which an unfinished trial can continue; None: it starts again.
 
     A trial that failed has ended: from its last checkpoint it would have another time limit, and
-    lack the faults under which it failed in its record.
+    lack the faults under which it failed in its record. One that had applied all of its updates
+    would have none left to record.
     """
     recovery = trial.config.recovery.build()
     if not recovery.durability.writes_checkpoints or not can_resume(trial.config):
@@ -124,7 +125,7 @@ def resumable(trial: Trial, folder: Path, notify: Notify) -> str | None:
     except (CheckpointCorrupt, ConfigurationError) as error:
         notify(f"{trial.name}: {error}")
         return None
-    return path if same and saved.updates else None
+    return path if same and 0 < saved.updates < trial.config.training.updates else None
 
 
 def can_resume(config: TrialConfig) -> bool:
@@ -160,7 +161,7 @@ def _start_again(trial: Trial, folder: Path, notify: Notify, resume: bool) -> No
         shutil.rmtree(kept / CHECKPOINTS, ignore_errors=True)  # they may be large
         notify(f"{trial.name}: rerun; the record of the previous attempt is kept in {kept}")
     elif (folder / EVENTS_FILE).exists():
-        why = "left no checkpoint" if resume else "was interrupted"
+        why = "left no checkpoint to resume from" if resume else "was interrupted"
         notify(f"{trial.name}: restarted, because an earlier attempt {why}")
     # Leftovers of an interrupted attempt, including checkpoints, must not reach this one.
     shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,7 @@ from rich.text import Text
 from flows.report import claims as in_words
 from flows.report import remarks, tables
 from flows.report.study import Study
+from flows.statistics import MIN_SEEDS
 from flows.statistics.caveats import time_basis
 from flows.statistics.claims import PlannedClaim, is_count
 from flows.statistics.power import POWER, fewest_seeds
@@ -158,6 +159,8 @@ def print_plan(planned: Sequence[PlannedClaim], seeds: int, pilot: str, console:
         table.add_row(*map(Text, (text, *cells)))
     console.print(table)
     console.print(Text(_plan_legend(planned, pilot), style="dim"))
+    if seeds < MIN_SEEDS:
+        console.print(f"A verdict takes at least {MIN_SEEDS} seeds; this experiment has {seeds}.")
 
 
 def _plan_legend(planned: Sequence[PlannedClaim], pilot: str) -> str:

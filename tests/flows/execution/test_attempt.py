@@ -148,6 +148,9 @@ def test_only_an_interrupted_trial_of_the_same_configuration_resumes(tmp_path: P
     assert resumed == {"interrupted", "new"}
     other = replace(SAVED, digest="0123456789ab")
     assert resumable(other, tmp_path / "interrupted", print) is None
+    training = SAVED.config.training.model_copy(update={"updates": 300})
+    over = replace(SAVED, config=SAVED.config.model_copy(update={"training": training}))
+    assert resumable(over, tmp_path / "interrupted", print) is None
 
 
 @pytest.mark.usefixtures("_saved")
