@@ -79,7 +79,7 @@ def test_lines_have_the_order_of_their_moments_though_events_arrive_late() -> No
 
 def test_a_terminal_has_the_same_lines_and_a_bar(tmp_path: Path) -> None:
     out = io.StringIO()
-    console = Console(file=out, width=120, force_terminal=True)
+    console = Console(file=out, width=120, force_terminal=True, _environ={"TERM": "xterm"})
     play(PlainView(console), tmp_path)
     text = out.getvalue()
     assert "server-0 killed after " in text
