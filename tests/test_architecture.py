@@ -55,7 +55,7 @@ LIBRARIES = {
     "dps.cluster": {
         "pandas",  # for types alone
         *("cryptography", "dask", "dask_jobqueue", "distributed", "numpy", "prometheus_client"),
-        *("msgpack", "psutil"),
+        *("msgpack", "psutil", "tornado"),
     },
     "dps.observe": {"IPython", "mlflow", "pandas", "rich"},
     "dps.faults": {"dask", "distributed", "fsspec", "psutil"},

@@ -25,6 +25,7 @@ import psutil
 from distributed import wait
 from distributed.comm import parse_address, parse_host_port
 
+from dps.cluster import broken_pipes  # noqa: F401 - it repairs TLS in every process of dps
 from dps.protocol.transport import Clock, TransportChoice
 
 if TYPE_CHECKING:
