@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import distributed
 
 MAX_ELEMENTS = 1000  # a longer collection is not searched for futures
+COPIES = 8  # of the data of a run, on as many nodes
 _WORKER_KEY = "dps-worker-"
 _dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 
@@ -92,18 +93,20 @@ def processing(client: distributed.Client, nodes: Sequence[Node]) -> set[str]:
     return {str(key) for node in nodes for key in running.get(node.address, ())}
 
 
-def sent_to_all(
+def copies_of(
     client: distributed.Client, data: Any, key: str, addresses: Sequence[str]
 ) -> list[distributed.Future]:
-    """Send data to several nodes under a key; return its future.
+    """Send copies of data to several nodes, under keys that begin with `key`; return the futures.
 
     []: it has to be sent with each task, or may as well be.
     """
     if whole(data) is not None or client.asynchronous or not hasattr(client, "scatter"):
         return []
+    # Of replicas under one key, Dask's active memory manager soon deletes all but one.
+    keys = {f"{key}-{number}": node for number, node in enumerate(addresses[:COPIES])}
     try:
         with must_be_sent("data", "worker"):
-            return [client.scatter({key: data}, workers=[*addresses], broadcast=True)[key]]
+            return [client.scatter({k: data}, workers=[node])[k] for k, node in keys.items()]
     except (KeyError, OSError) as error:
         raise CapacityError(f"a node was lost while the data was sent: {error!r}") from error
 

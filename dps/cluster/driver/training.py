@@ -12,12 +12,12 @@ from distributed import KilledWorker
 from dps.cluster.driver.news import IncidentWatch
 from dps.cluster.driver.runs import (
     check_threads,
+    copies_of,
     is_collection,
     must_be_sent,
     partitions_of,
     processing,
     refuse_futures,
-    sent_to_all,
     shares_of,
     sizes_of,
 )
@@ -215,7 +215,7 @@ class Training:
         return Leases(run, division, keys=keys) if keys else Leases(run, division, data)
 
     def _sent_for(self, data: Any, nodes: Sequence[Node]) -> list[Any]:
-        """Send data to nodes once, and again if it is lost; return its futures."""
+        """Send data to nodes once, and again if a copy is lost; return its futures."""
         if self._sent is None or self._sent[0] is not data:
             self._sent = data, [], f"dps-data-{platform_of(self._client).token()}"
         _, futures, key = self._sent
@@ -224,7 +224,7 @@ class Training:
             if is_collection(data):
                 futures = partitions_of(self._client, data, addresses)
             else:
-                futures = sent_to_all(self._client, data, key, addresses)
+                futures = copies_of(self._client, data, key, addresses)
             self._sent = data, futures, key
         return futures
 

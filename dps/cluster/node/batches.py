@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,8 +31,9 @@ RETRY_SECONDS = 0.1
 class Leases:
     """The data of which the workers of a run lease batches.
 
-    With `keys`, the data is that of Dask futures, one for each partition. They are no dependencies
-    of the workers' tasks, because Dask would start these only where the data is.
+    With `keys`, the data is that of Dask futures: one for each partition, or copies of the whole.
+    They are no dependencies of the workers' tasks, because Dask would start these only where the
+    data is.
     """
 
     run: str
@@ -51,25 +52,28 @@ class Data:
 
     async def read(self, partition: int) -> Any:
         """Return a partition, which is fetched from another node if it is not on this one."""
-        if self.leases.keys:
-            rows = await self._fetch(self.leases.keys[partition])
+        keys, partitions = self.leases.keys, self.leases.division.partitions
+        if keys:
+            rows = await self._fetch([keys[partition]] if partitions else keys)
         else:
             rows = self.leases.source
         self.fetched = partition, rows
         return rows
 
-    async def _fetch(self, key: Any) -> Any:
+    async def _fetch(self, keys: Sequence[Any]) -> Any:
+        """Return the data that all of these keys have."""
         node = self._node
-        while key not in node.data:
-            holders = await node.scheduler.who_has(keys=[key])
-            gathered, *_ = await gather_from_workers(holders, rpc=node.rpc)
-            if key in gathered:
-                return gathered[key]
-            states = await node.scheduler.get_task_status(keys=[key])
-            if states[key] in (None, "erred"):
+        while not (here := [key for key in keys if key in node.data]):
+            holders = await node.scheduler.who_has(keys=[*keys])
+            for key in (key for key in keys if holders.get(key)):
+                gathered, *_ = await gather_from_workers({key: holders[key]}, rpc=node.rpc)
+                if key in gathered:
+                    return gathered[key]
+            states = await node.scheduler.get_task_status(keys=[*keys])
+            if all(state in (None, "erred") for state in states.values()):
                 raise CapacityError("data of the run was lost with its nodes; start the run again")
             await asyncio.sleep(RETRY_SECONDS)  # Dask computes it again
-        return node.data[key]
+        return node.data[here[0]]
 
 
 class _Leased(NamedTuple):

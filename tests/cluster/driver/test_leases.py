@@ -34,7 +34,7 @@ from dps import (
 )
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone
-from dps.cluster.driver.runs import processing
+from dps.cluster.driver.runs import copies_of, processing
 from dps.cluster.names import Node, NodeSpec
 from dps.cluster.node.batches import Batches
 from dps.core.leases import Applied
@@ -475,3 +475,12 @@ def test_a_worker_that_ends_while_dask_is_asked_for_it_is_not_cancelled(
     with server(plain) as ps:
         futures = run(ps, count_and_rest, workers="all", epochs=1)
         assert sum(future.result(SECONDS) for future in futures) == 11
+
+
+@pytest.mark.cluster
+def test_copies_of_data_stay_though_dask_deletes_replicas(plain: Client) -> None:
+    nodes = [*plain.scheduler_info(n_workers=-1)["workers"]]
+    futures = copies_of(plain, {"index": np.arange(EXAMPLES)}, "data", nodes)
+    plain.amm.run_once()
+    holders = [holder for held in plain.who_has(futures).values() for holder in held]
+    assert sorted(holders) == sorted(nodes)
