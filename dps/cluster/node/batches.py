@@ -65,8 +65,8 @@ class Data:
         node = self._node
         while not (here := [key for key in keys if key in node.data]):
             holders = await node.scheduler.who_has(keys=[*keys])
-            for key in (key for key in keys if holders.get(key)):
-                gathered, *_ = await gather_from_workers({key: holders[key]}, rpc=node.rpc)
+            for key, held_by in holders.items():
+                gathered, *_ = await gather_from_workers({key: held_by}, rpc=node.rpc)
                 if key in gathered:
                     return gathered[key]
             states = await node.scheduler.get_task_status(keys=[*keys])

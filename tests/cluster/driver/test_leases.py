@@ -457,23 +457,26 @@ def test_a_run_on_all_nodes_follows_those_that_join_and_are_lost(is_collection: 
         assert_each_once(ps, MANY)
 
 
-def count_and_rest(worker: Worker, batches: Batches) -> int:
+def count_and_wait(asked: Path, worker: Worker, batches: Batches) -> int:
     done = count(worker, batches)
-    worker.sleep(0.3)
+    eventually(asked.exists, SECONDS)
     return done
 
 
 @pytest.mark.cluster
 def test_a_worker_that_ends_while_dask_is_asked_for_it_is_not_cancelled(
-    plain: Client, monkeypatch: pytest.MonkeyPatch
+    plain: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = tmp_path / "asked"
+
     def late(client: Client, nodes: Sequence[Node]) -> set[str]:
+        asked.touch()
         eventually(lambda: not any(client.processing().values()), SECONDS)
         return processing(client, nodes)
 
     monkeypatch.setattr("dps.cluster.driver.training.processing", late)
     with server(plain) as ps:
-        futures = run(ps, count_and_rest, workers="all", epochs=1)
+        futures = run(ps, partial(count_and_wait, asked), workers="all", epochs=1)
         assert sum(future.result(SECONDS) for future in futures) == 11
 
 
